@@ -38,6 +38,8 @@ class Job:
     """Whether an answer is a whole root filesystem, the agent's own."""
     steps: tuple[Task, ...] = ()
     """For a step of a multi-step task: the steps up to this one, itself included."""
+    warm: bool = True
+    """Whether a Python verifier may be run by a fork of an interpreter that the provider has ready."""
 
     @property
     def limit_s(self) -> float:
@@ -83,6 +85,7 @@ def plan_jobs(
     task_data: Mapping[str, Any] | None = None,
     network: bool = False,
     timeout_s: float | None = None,
+    warm: bool = True,
 ) -> tuple[Job, ...]:
     """One job, or one for each step in order.
 
@@ -116,6 +119,7 @@ def plan_jobs(
                 timeout_s,
                 shared,
                 views[:number] if task.steps else (),
+                warm,
             )
         )
     return tuple(jobs)
