@@ -105,9 +105,9 @@ def _take(spec: SandboxSpec) -> Slot:
 
 
 async def get_ready(spec: SandboxSpec) -> None:
-    """Start a server that is the spec's interpreter, so that the next such sandbox finds it. Raises `FailureEvent`.
+    """Have a server that is the spec's interpreter, so that the next such sandbox finds it. Raises `FailureEvent`.
 
-    Without it the third such sandbox does, or a later one: it is started beside the second.
+    Without this the third such sandbox does, or a later one: it is started beside the second.
     """
     user = SANDBOX_UID if spec.user is None else spec.user
     interpreter = _interpreter(spec, user)

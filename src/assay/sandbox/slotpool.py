@@ -71,9 +71,15 @@ class SlotPool:
         return slot
 
     def get_ready(self, network: bool, user: int, interpreter: Interpreter) -> None:
-        """Start a slot whose server is this interpreter, for the next sandbox that wants it. Blocks. Raises `FailureEvent`."""
+        """Have an idle slot whose server is this interpreter, for the next sandbox that wants it.
+
+        Blocks while one is started. Raises `FailureEvent`.
+        """
+        kind = (_Kind(network, user, interpreter), os.geteuid() == 0)
         with self._lock:
             self._own()
+            if any(_kind_of(slot) == kind and slot.why_gone() is None for slot in self._idle):
+                return
         slot = Slot(network, user, interpreter)
         with self._lock:
             self._all.add(slot)

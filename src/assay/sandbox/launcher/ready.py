@@ -131,8 +131,11 @@ def _finish(code: int) -> NoReturn:
         atexit._run_exitfuncs()
     finally:
         for stream in (sys.stdout, sys.stderr):
+            if stream is None or stream.closed:
+                continue
             try:
                 stream.flush()
-            except (OSError, ValueError, AttributeError):
-                code = code or 120
+            except (OSError, ValueError) as error:
+                code = 120
+                print(f"Exception ignored in: {stream!r}\n{type(error).__name__}: {error}", file=sys.__stderr__)
         os._exit(code)

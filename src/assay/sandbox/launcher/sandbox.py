@@ -144,7 +144,8 @@ def _take_places(fds: Sequence[int], targets: Sequence[int]) -> None:
 
 def _words(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}"
+        name = error.filename
+        return f"{os.fsdecode(name) if isinstance(name, bytes) else name}: {error.strerror}"
     return f"{type(error).__name__}: {error}"
 
 
