@@ -19,7 +19,7 @@ import random as _random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NoReturn, Protocol, TypeVar
 
-from tenacity import AsyncRetrying, RetryCallState, stop_after_attempt, stop_any
+from tenacity import AsyncRetrying, RetryCallState
 
 from assay.client.backoff import retry_wait_s
 from assay.client.delivery import TRANSPORT_ERRORS, is_lost_in_transport, is_no_http, may_be_delivered, unsigned_status
@@ -117,11 +117,8 @@ async def verify_with_transport_retry(
     """
     verify_call = _VerifyCall(call, server_client, server_name, timeout_s)
 
-    def ends(state: RetryCallState) -> bool:
-        return verify_call.ends_within(state.upcoming_sleep)
-
     retrying = AsyncRetrying(
-        stop=stop_any(stop_after_attempt(VERIFY_CALL_MAX_ATTEMPTS), ends),
+        stop=verify_call.stops,
         wait=lambda state: _retry_wait_s(state.attempt_number, random),
         retry=verify_call.goes_on,
         sleep=sleep,
@@ -153,19 +150,21 @@ class _VerifyCall:
         """Whether one of those went without the key."""
         self._maybe_answer = False
         """Whether the last failure is a status that a proxy may have made, or the verifier."""
-        self._verdict: bool | None = None
+        self._goes_on: bool | None = None
         """Whether to go on after the last failure; None: when the verifier says that it is harmless."""
 
-    def ends_within(self, seconds: float) -> bool:
+    def stops(self, state: RetryCallState) -> bool:
+        """Whether this was the last attempt: by their number, or because the next wait would outlast the deadline."""
         deadline = self._operation.deadline
-        return deadline is not None and self._loop.time() + seconds >= deadline
+        in_time = deadline is None or self._loop.time() + state.upcoming_sleep < deadline
+        return state.attempt_number >= VERIFY_CALL_MAX_ATTEMPTS or not in_time
 
     async def attempt(self) -> Any:
         """One attempt. Its failure is recorded here, so that none is missed however the call ends."""
         if self._in_doubt:
             # The verifier has not said yet that a resend is harmless. Until it does, an attempt is to ask it.
-            self._verdict = await self._harmless()
-            if self._verdict is not True:
+            self._goes_on = await self._harmless()
+            if self._goes_on is not True:
                 self._reraise()
         self._operation.keyed = False
         try:
@@ -174,13 +173,13 @@ class _VerifyCall:
                     return await self._call()
         except Exception as error:
             self._record(error)
-            self._verdict = await self._whether_to_go_on(error)
+            self._goes_on = await self._whether_to_go_on(error)
             self._reraise()
 
     async def goes_on(self, state: RetryCallState) -> bool:
         """Whether there is another attempt (which may still find that it may not be sent)."""
         error = state.outcome.exception() if state.outcome is not None else None
-        return isinstance(error, FailureEvent) and error in self._failures and self._verdict is not False
+        return isinstance(error, FailureEvent) and error in self._failures and self._goes_on is not False
 
     def _record(self, error: Exception) -> None:
         event = verify_route_failure(error, self._operation.operation_id, len(self._failures) + 1)
