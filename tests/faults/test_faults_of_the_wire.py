@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import pytest
-from jumping import run
 
 from assay.client import ServerClient, is_verify_transport_error, masked_verify_failure, verify_with_transport_retry
 from assay.client.testing import ScriptedVerifier, dropping, faults, refusing, silent
 from assay.failures import FailureEvent
+from jumping import run
 
 CERTIFICATE = Path(__file__).with_name("self_signed.pem")
 
@@ -219,10 +219,11 @@ class TlsRow(NamedTuple):
     cells: tuple[str, str, str, str]
 
 
+CERTIFICATE_ERROR = "ClientConnectorCertificateError"
 # fmt: off
 OVER_TLS = [
-    TlsRow("untrusted certificate", "localhost", False, faults.answered(), "ClientConnectorCertificateError", ("0 1 refused",) * 4),
-    TlsRow("wrong name", "127.0.0.1", True, faults.answered(), "ClientConnectorCertificateError", ("0 1 refused",) * 4),
+    TlsRow("untrusted certificate", "localhost", False, faults.answered(), CERTIFICATE_ERROR, ("0 1 refused",) * 4),
+    TlsRow("wrong name", "127.0.0.1", True, faults.answered(), CERTIFICATE_ERROR, ("0 1 refused",) * 4),
     TlsRow("TLS to a plain server", "localhost", True, None, "ClientConnectorSSLError", ("0 1 refused",) * 4),
     # A client that sends no key: nothing but the verifier's own word makes a resend harmless.
     TlsRow("TLS aborted in the body", "localhost", True, faults.cut_body(5, "reset"), "ClientPayloadError",

@@ -211,6 +211,8 @@ class _VerifyCall:
             self._maybe_answer = False
             event = self._failures[-1]
             event.details["proxy_status"], event.http_status = event.http_status, None
+        if self._keys and not self._unkeyed:
+            return True
         stateless = await self._says_it_is_stateless()
         if stateless or self._unkeyed:
             return stateless

@@ -18,6 +18,9 @@ from assay.client.testing.faults import Fault, answered
 
 Grade = Callable[[Mapping[str, Any]], "Mapping[str, Any] | Awaitable[Mapping[str, Any]]"]
 
+_BACKLOG = 4096
+"""Thousands may come at once; who finds the queue full waits for a second before it knocks again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Execution:
@@ -76,7 +79,7 @@ class ScriptedVerifier:
 
     async def __aenter__(self) -> ScriptedVerifier:
         """Listen on a port of the system's choice."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls, limit=1 << 16)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls, backlog=_BACKLOG)
         port = self._server.sockets[0].getsockname()[1]
         self.url = f"{'https' if self._tls else 'http'}://127.0.0.1:{port}"
         return self
