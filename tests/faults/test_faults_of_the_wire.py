@@ -206,7 +206,8 @@ def ended(failure: FailureEvent) -> str:
     if status is not None:
         return f"HTTP {status}"
     assert failure.__cause__ is not None
-    return "lost" if is_verify_transport_error(failure.__cause__) else "refused"
+    lost = is_verify_transport_error(failure.__cause__) or "proxy_status" in failure.details
+    return "lost" if lost else "refused"
 
 
 class TlsRow(NamedTuple):
