@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Mapping
 from typing import Any
 
+import aiohttp
 import pytest
 
 from assay.client import ServerClient
@@ -90,26 +92,19 @@ async def test_it_outlives_whatever_is_said_to_it() -> None:
         assert (await post(client, {})).ok
 
 
-def test_the_end_of_the_block_cuts_what_is_open() -> None:
-    async def main() -> Exception | None:
-        async with ServerClient({"v": "http://127.0.0.1:1"}), asyncio.TaskGroup() as group:
-            async with ScriptedVerifier([faults.no_reply("stall")]) as verifier:
-                client = await ServerClient({"v": verifier.url}).__aenter__()
-                task = group.create_task(failed(client))
+@pytest.mark.parametrize("fault", [faults.no_reply("stall"), faults.upload_stalls(), faults.late_reply()], ids=str)
+def test_the_end_of_the_block_cuts_what_is_open(fault: faults.Fault) -> None:
+    async def main() -> BaseException | None:
+        async with contextlib.AsyncExitStack() as outlives:
+            async with ScriptedVerifier([fault]) as verifier:
+                client = await outlives.enter_async_context(ServerClient({"v": verifier.url}))
+                waiting = asyncio.create_task(post(client, {}))
                 while not verifier.posts:
                     await asyncio.sleep(0)
-            error = await task
-            await client.__aexit__(None, None, None)
-            return error
+            (error,) = await asyncio.gather(waiting, return_exceptions=True)
+        return error
 
-    async def failed(client: ServerClient) -> Exception | None:
-        try:
-            await post(client, {})
-        except Exception as error:
-            return error
-        return None
-
-    assert isinstance(run(main()), OSError | ConnectionError | Exception)
+    assert isinstance(run(main()), aiohttp.ServerDisconnectedError)
 
 
 class Ran:

@@ -119,6 +119,7 @@ class ScriptedVerifier:
             return False
         arrived, self._arrived = self._arrived, asyncio.Event()
         arrived.set()
+        following = self._arrived
         if request.method == "POST":
             self.posts.append(request)
             fault = next(self._script, None) or answered()
@@ -129,7 +130,7 @@ class ScriptedVerifier:
         if whole is None:
             return False
         answer = await self._answer(whole) if fault.executes or whole.method == "GET" else self._signed(200, {})
-        exchange = Exchange(whole, answer, reader, writer, self._arrived)
+        exchange = Exchange(whole, answer, reader, writer, following)
         await fault.strike(exchange)
         return exchange.open and request.headers.get("connection", "").lower() != "close"
 
