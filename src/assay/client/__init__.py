@@ -5,6 +5,7 @@ Importing this loads aiohttp; nothing above it in the house does.
 
 from assay.client.delivery import may_be_delivered
 from assay.client.judge_call import JUDGE_CALL_MAX_ATTEMPTS, JudgeEndpoint, JudgeError, JudgeReply, call_judge
+from assay.client.judges import judges_of
 from assay.client.operation import idempotency_key
 from assay.client.reply import Reply, StatusError
 from assay.client.server_client import ServerClient
@@ -28,6 +29,7 @@ __all__ = [
     "call_judge",
     "idempotency_key",
     "is_verify_transport_error",
+    "judges_of",
     "masked_verify_failure",
     "may_be_delivered",
     "verify_route_failure",

@@ -67,6 +67,6 @@ def is_lost_in_transport(error: BaseException) -> bool:
 def unsigned_status(error: BaseException) -> int | None:
     """The status of a 502, 503 or 504 without the verifier's signature, which a proxy may have made; else None."""
     status, headers = getattr(error, "status", None), getattr(error, "headers", None)
-    if status not in _OF_PROXIES or headers is None or is_no_http(error):
+    if status not in _OF_PROXIES or headers is None:
         return None
     return None if any(name.lower() == SIGNATURE.lower() for name in headers) else int(status)
