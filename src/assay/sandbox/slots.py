@@ -142,6 +142,12 @@ class Slot:
         return self._server.sock.fileno() if self._server is not None else None
 
     @property
+    def waits(self) -> bool:
+        """Whether a fork is there and has done all that it can before a request."""
+        control = self.control
+        return control is not None and readable_now(control.fileno())
+
+    @property
     def end_fd(self) -> int | None:
         """Readable when the server has ended; None when there is none."""
         return self._server.pidfd if self._server is not None else None
