@@ -39,6 +39,7 @@ def test_what_travels() -> None:
         "assay/verifiers/files.py",
         "assay/verifiers/functions.py",
         "assay/verifiers/imports.py",
+        "assay/verifiers/judging.py",
         "assay/verifiers/rewards.py",
         "assay/verifiers/submission.py",
         "nemo_gym/__init__.py",

@@ -13,6 +13,7 @@ from assay.tasks import Task, step_tasks, verifier_mode
 
 from .arguments import WrongArgument, provider_of
 from .bases import Base, find_base, host_base, workdir_of
+from .judging import AskJudge
 from .policy import Terms, agree
 
 
@@ -40,6 +41,8 @@ class Job:
     """For a step of a multi-step task: the steps up to this one, itself included."""
     warm: bool = True
     """Whether a Python verifier may be run by a fork of an interpreter that the provider has ready."""
+    judge: AskJudge | None = None
+    """Asks models for the verifier; None: there are none to be had."""
 
     @property
     def limit_s(self) -> float:
@@ -86,6 +89,7 @@ def plan_jobs(
     network: bool = False,
     timeout_s: float | None = None,
     warm: bool = True,
+    judge: AskJudge | None = None,
 ) -> tuple[Job, ...]:
     """One job, or one for each step in order.
 
@@ -120,6 +124,7 @@ def plan_jobs(
                 shared,
                 views[:number] if task.steps else (),
                 warm,
+                judge,
             )
         )
     return tuple(jobs)
