@@ -109,11 +109,13 @@ class _Unlimited(_Wrapped):
 
 @pytest.mark.parametrize("name", ["claims process_limit", "claims cpu_limit", "claims memory_limit", "output_flood"])
 async def test_limits_that_are_ignored_are_found(name: str) -> None:
-    if name == "claims cpu_limit" and os.getloadavg()[0] > 4 * (os.cpu_count() or 1):
-        pytest.skip("the machine is so busy that nothing gets more than the limit, with or without one")
     ignoring = _Unlimited(get_provider("bubblewrap"), frozenset(Capability))
-    (result,) = await check_provider(ignoring, only=[name])
-    assert result.outcome is Outcome.FAILED
+    # On a busy machine nothing may get more than a processor's fifth for once, with or without a limit.
+    for _ in range(20 if name == "claims cpu_limit" else 1):
+        (result,) = await check_provider(ignoring, only=[name])
+        if result.outcome is Outcome.FAILED:
+            return
+    pytest.fail(f"never found: {result.detail}")
 
 
 async def test_only_known_checks_can_be_asked_for() -> None:

@@ -74,14 +74,17 @@ async def verify_once(job: Job, answer: Answer, logs: Path | None = None) -> Obs
     try:
         async with contextlib.AsyncExitStack() as stack:
             own = stack.enter_context(scratch_folder("verification"))
-            channel = stack.enter_context(Channel())
+            # Closed before the sandbox is: what was sent to it and not taken counts as the sandbox's own memory till then.
+            talk = await stack.enter_async_context(contextlib.AsyncExitStack())
+            channel = talk.enter_context(Channel())
             laid = await stack.enter_async_context(laid_tests(job, answer.response, own))
             answer = await gather(job, answer, own / "gathered")
-            broker = await stack.enter_async_context(_broker(job, answer))
+            broker = await talk.enter_async_context(_broker(job, answer))
             env = _environment(job, answer, laid.staged, broker)
             argv, fds = _command(job, answer, laid, channel, env.get("PATH"))
             interpreter = argv[0] if job.warm and answer.root is None and argv[1:3] == ["-I", "-c"] else None
             sandbox = await stack.enter_async_context(_sandbox(job, answer, laid.mounts, broker, interpreter))
+            stack.push_async_callback(talk.aclose)
             if answer.root is not None:
                 await check_health(job, sandbox)
             prepared = time.monotonic()
@@ -97,7 +100,9 @@ async def verify_once(job: Job, answer: Answer, logs: Path | None = None) -> Obs
             )
             ran = time.monotonic()
             written = await sandbox.get(LOGS)
-            seen = await asyncio.to_thread(_read_whatever, job, result, written, channel if fds else None, logs)
+            beside_s = broker.used_since(prepared) if broker is not None else 0.0
+            heard = channel if fds else None
+            seen = await asyncio.to_thread(_read_whatever, job, result, written, heard, logs, beside_s)
             if broker is not None:
                 seen = with_broker(seen, broker)
     except OSError as error:
@@ -219,19 +224,24 @@ def _task_environment(task: Task) -> dict[str, str]:
 
 
 def _read_whatever(
-    job: Job, result: ExecResult, folder: Path, channel: Channel | None, logs: Path | None
+    job: Job, result: ExecResult, folder: Path, channel: Channel | None, logs: Path | None, beside_s: float
 ) -> Observation:
     """`_read`, where an error is what the sandbox left behind, never this machine's: nobody else could have brought it about."""
     try:
-        return _read(job, result, folder, channel, logs)
+        return _read(job, result, folder, channel, logs, beside_s)
     except OSError as error:
         run = Run(ended={"how": result.how.value, "code": result.code, "signal": result.signal})
         unread = FailureEvent("assay:invalid_reward", f"the log folder cannot be read: {error}")
         return not_graded(Standing.AMBIGUOUS, unread, run)
 
 
-def _read(job: Job, result: ExecResult, folder: Path, channel: Channel | None, logs: Path | None) -> Observation:
-    """Read what a dead sandbox left: logs first, whatever happened, then the reward."""
+def _read(
+    job: Job, result: ExecResult, folder: Path, channel: Channel | None, logs: Path | None, beside_s: float
+) -> Observation:
+    """Read what a dead sandbox left: logs first, whatever happened, then the reward.
+
+    `beside_s`: processor seconds that the submission's runs used meanwhile.
+    """
     task = job.task
     _open_up(folder)
     checks = read_checks_file(folder)
@@ -264,7 +274,7 @@ def _read(job: Job, result: ExecResult, folder: Path, channel: Channel | None, l
     )
     if logs is not None:
         run = replace(run, truncated=_keep_logs(folder, result, logs) or run.truncated)
-    return _observe(job, result, run, reward, failure)
+    return _observe(job, result, run, reward, failure, beside_s)
 
 
 def _open_up(folder: Path) -> None:
@@ -292,14 +302,14 @@ def _keep_logs(folder: Path, result: ExecResult, logs: Path) -> bool:
 
 
 def _observe(
-    job: Job, result: ExecResult, run: Run, reward: Reward | None, failure: FailureEvent | None
+    job: Job, result: ExecResult, run: Run, reward: Reward | None, failure: FailureEvent | None, beside_s: float
 ) -> Observation:
     """What the ending and the reading come to together. The order matters: how it ended outranks what was written."""
     discarded = replace(run, discarded_reward=reward.value if reward is not None else None)
     if result.how is Ended.FAULT:
         lost = FailureEvent("provider_unavailable", f"the sandbox was lost: {result.fault}")
         return not_graded(Standing.INFRASTRUCTURE, lost, discarded)
-    if starved(result, job.terms.limits.cpus):
+    if starved(result, job.terms.limits.cpus, beside_s):
         waited = f"its processes waited {result.run_delay_s:.1f} s of {result.wall_s:.1f} s for a processor"
         busy = FailureEvent(
             "provider_unavailable", f"the verifier hit its time limit of {job.limit_s:g} s, but {waited}"

@@ -14,18 +14,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from assay.sandbox.base import BaseUse, Capability, Limits, SandboxSpec
+from assay.sandbox.base import Capability, Limits, SandboxSpec
 from assay.sandbox.cgroups import half_of_memory
 from assay.sandbox.hosted import Command, HostedSandbox, create_in_thread
 from assay.sandbox.hostetc import SANDBOX_UID, shared_etc
-from assay.sandbox.interpreter import Interpreter, tell_base
+from assay.sandbox.interpreter import Interpreter
 from assay.sandbox.launch import SetupFailed, Stdio, local_failure
 from assay.sandbox.launcher import kernel
 from assay.sandbox.launcher.wire import as_text
 from assay.sandbox.layout import Step, make_skeletons, plan_sandbox
 from assay.sandbox.machine import counts_by_namespace, isolating_claims
 from assay.sandbox.parts import Parts, Tenant, make_parts
-from assay.sandbox.runtime import DESCRIPTORS
+from assay.sandbox.runtime import descriptors
 from assay.sandbox.slotpool import POOL
 from assay.sandbox.slotrun import Blueprint, SlotRun, prepare
 from assay.sandbox.slots import Slot
@@ -117,16 +117,16 @@ async def get_ready(spec: SandboxSpec) -> None:
 
 def _interpreter(spec: SandboxSpec, user: int) -> Interpreter | None:
     """The interpreter that a slot may have ready for this sandbox."""
-    if spec.interpreter is None or spec.base_use is not BaseUse.READ_ONLY or user == 0:
+    # The host's own alone: what an image's interpreter runs at its start would run with the slot server's rights.
+    if spec.interpreter is None or spec.base is not None or user == 0:
         return None
-    base = spec.base.resolve() if spec.base is not None else None
 
     def lay_out() -> tuple[list[Mapping[str, Any]], list[Source]]:
-        bare = SandboxSpec(base, network=spec.network)
+        bare = SandboxSpec(network=spec.network)
         plan = plan_sandbox(bare, {}, shared_etc(spec.network), Path("/nowhere"))
         return _told(tuple(step for step in plan.steps if step.what in _BASE_STEPS), frozenset(), True)
 
-    return Interpreter(spec.interpreter, tell_base(base), lay_out)
+    return Interpreter(spec.interpreter, lay_out)
 
 
 _BASE_STEPS = ("dir", "symlink", "ro-bind")
@@ -166,7 +166,8 @@ def _with_whole_dev(steps: tuple[Step, ...]) -> list[Step]:
 
 
 def _rlimits(limits: Limits, parts: Parts) -> dict[str, int]:
-    found = {"core": 0, "nofile": DESCRIPTORS}
+    # 1, not 0, which a kernel that pipes core files to a program of the host's does not heed.
+    found = {"core": 1, "nofile": descriptors()}
     if limits.file_bytes is not None:
         found["fsize"] = limits.file_bytes
     counted = parts.group is not None and parts.group.counts_processes

@@ -97,7 +97,7 @@ class SlotPool:
         slot = None
         try:
             slot = Slot(kind.network, kind.user, kind.interpreter)
-        except FailureEvent as error:
+        except (FailureEvent, OSError) as error:
             # Not needed by anybody: whoever needs one is told why there is none.
             _log.info("no further slot could be started: %s", error)
         with self._lock:

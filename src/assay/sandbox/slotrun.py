@@ -20,8 +20,9 @@ from assay.sandbox.slots import Parked, Slot, readable_now
 from assay.sandbox.sources import Source, mount_source
 from assay.sandbox.waiting import Insistence
 
+_HALF = object()
 _STARTS_MOST = 2
-_FORKS_MOST = 2
+_FORKS_MOST = 3
 _SERVER_DIES_S = 1.0
 
 
@@ -38,6 +39,8 @@ class Blueprint:
 
 def prepare(slot: Slot, blueprint: Blueprint, control: socket.socket) -> None:
     """Have the slot's fork build its root. Raises `SetupFailed` for what cannot be mounted."""
+    # A fork that was told half of it must not be taken for one that waits.
+    slot.prepared = _HALF
     fields: dict[str, Any] = {"steps": blueprint.steps, "space": blueprint.space, "limits": blueprint.limits}
     with contextlib.ExitStack() as stack:
         mounts = []
@@ -85,6 +88,9 @@ class SlotRun:
             parked = self._parked = await self._take(patience)
             self.pid1 = _pid_of(parked.pidfd)
             bound(self.pid1)
+            if self._slot.prepared is _HALF:
+                self._drop()
+                continue
             if self._slot.prepared is not self._blueprint:
                 prepare(self._slot, self._blueprint, parked.control)
             self._slot.prepared = None

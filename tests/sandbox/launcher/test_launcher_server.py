@@ -314,6 +314,13 @@ async def test_a_network_namespace_serves_until_a_socket_is_left_in_it(launched:
     assert (result.code, result.stderr) == (0, b"")
     second = await netns(sandbox)
     assert second != first, "a connection lingers: the next command gets a fresh one"
+    talk = (
+        "import socket as s; a = s.socket(2, 2); a.bind(('127.0.0.1', 0)); s.socket(2, 2).sendto(b'x', a.getsockname())"
+    )
+    assert (await sandbox.exec(["python3", "-I", "-S", "-c", talk], timeout_s=30)).code == 0
+    third = await netns(sandbox)
+    assert third != second, "what was counted could be read"
+    second = third
     look = "cat /proc/net/tcp /proc/net/unix | wc -l; cat /proc/net/dev | tail -n +3"
     seen = (await sandbox.exec(["sh", "-c", look], timeout_s=30)).stdout.split()
     assert seen[:2] == [b"2", b"lo:"]

@@ -75,6 +75,9 @@ def _begin(sock: socket.socket, fields: Mapping[str, Any], fds: Sequence[int]) -
         os._exit(0)
     os.close(supervisor)
     _prepare(fields, devices, base)
+    # Before the interpreter starts: what runs at its start has no network, either.
+    if not fields["network"]:
+        kernel.unshare(kernel.NEWNET, "network namespace")
     if fields["interpreter"] is None:
         _settle(sock, groups, owners, fields, None)
     state = {"sock": sock.fileno(), "groups": groups, "owners": owners, "fields": fields}
@@ -321,14 +324,11 @@ class _Network:
 
     def _counts(self) -> list[bytes]:
         found = []
+        for name in ("dev", "snmp", "snmp6", "netstat", "ip6_flowlabel"):
+            # Counters go on counting, and a flow label stays for a minute: both could tell something.
+            found.append(self._read(name))
         for name in ("sockstat", "sockstat6"):
-            try:
-                file = os.open(f"/proc/self/net/{name}", os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                # A kernel without IPv6.
-                continue
-            lines = os.read(file, 4096).splitlines()
-            os.close(file)
+            lines = self._read(name).splitlines()
             for line in lines:
                 words = line.split()
                 # `alloc` and `mem` count the whole machine's.
@@ -337,3 +337,14 @@ class _Network:
                     words[0] + b"".join(b" %s %s" % pair for pair in pairs if pair[0] not in (b"alloc", b"mem"))
                 )
         return found
+
+    @staticmethod
+    def _read(name: str) -> bytes:
+        try:
+            file = os.open(f"/proc/self/net/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            # A kernel without IPv6.
+            return b""
+        text = os.read(file, 1 << 16)
+        os.close(file)
+        return text
