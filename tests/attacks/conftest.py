@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from assay.sandbox import get_provider, provider_names
+from attacks.filesystems import make_agents_filesystem
 from attacks.harness import MODES, SOAK, Arena, Attack
 from attacks.host import MARKER, state_of_host
 
@@ -32,12 +33,18 @@ def host_as_before() -> Iterator[None]:
     assert after == before, f"changed on the host: {sorted(after ^ before)}"
 
 
+@pytest.fixture(scope="session")
+def agents_filesystem(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is graded in shared mode, before the workspace is laid into it."""
+    return make_agents_filesystem(tmp_path_factory.mktemp("agent") / "root")
+
+
 ARENAS = [(provider, mode) for mode in MODES for provider in isolating()]
 
 
 @pytest.fixture(params=ARENAS, ids="-".join)
 def arena(request: pytest.FixtureRequest, tmp_path: Path) -> Arena:
-    """Every provider that isolates, in every mode."""
+    """Every provider that isolates, in every mode; the first with all that is costly."""
     provider, mode = request.param
     if not get_provider(provider).capabilities():
         pytest.skip(f"the sandbox {provider!r} cannot make sandboxes on this machine: `assay doctor` says why")
@@ -52,7 +59,8 @@ def arena(request: pytest.FixtureRequest, tmp_path: Path) -> Arena:
 
 def _bases(request: pytest.FixtureRequest) -> Callable[[str], str]:
     # Asked for by name: only who needs a root folder waits for its making.
-    return lambda base: base if base == "host" else str(request.getfixturevalue(f"base_with_{base}"))
+    fixtures = {"agent": "agents_filesystem", "pytest": "base_with_pytest", "numpy": "base_with_numpy"}
+    return lambda base: base if base == "host" else str(request.getfixturevalue(fixtures[base]))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from assay.sandbox import Capability, get_provider
-from attacks.harness import Arena, Attack, lay, living
+from attacks.harness import Arena, Attack, living
 from attacks.host import IPC_KEY, MARKER
 from attacks.verifiers import EQUALS, MULTIPLIES, RIGHT, RUNS, WRONG, solve
 
@@ -331,12 +331,12 @@ async def test_a_bomb_hits_nobody_else(arena: Arena, attack: Attack) -> None:
     near = replace(arena, folder=arena.folder / "neighbour")
     quiet = Attack(36, "neighbour", EQUALS, RIGHT, WRONG)
     task = near.task(quiet)
-    lay(near.folder / "honest", RIGHT)
+    workspace = near.lay("honest", RIGHT)
     before = living()
     bomb = asyncio.ensure_future(arena.fight(attack, alone=False))
     rewards = []
     while not bomb.done() or not rewards:
-        rewards.append((await near.graded(quiet, task, near.folder / "honest")).reward)
+        rewards.append((await near.graded(quiet, task, workspace)).reward)
     await bomb
     assert set(rewards) == {1.0}
     assert not living() - before
