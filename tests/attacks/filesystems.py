@@ -24,7 +24,7 @@ ETC = {
     "hosts": "127.0.0.1 localhost\n::1 localhost\n",
     "nsswitch.conf": "passwd: files\nhosts: files\n",
 }
-LAZY = "encodings.cp437 encodings.idna encodings.latin_1 encodings.utf_8_sig http.server sitecustomize"
+LAZY = "encodings.cp437 encodings.idna encodings.latin_1 encodings.utf_8_sig http.server"
 """Modules that others import when they are used, beside those of the packages taken whole."""
 WHOLE = "concurrent.futures multiprocessing xml.etree"
 SOURCES = (Path(__file__).parent, Path(assay.verifiers.__file__).parent)
@@ -48,7 +48,7 @@ with zipfile.ZipFile(archive, "w") as library:
         file = getattr(module, "__file__", None) or ""
         if file.endswith(".so"):
             print(file)
-        elif file.endswith(".py") and name != "__main__":
+        elif file.endswith(".py") and name not in ("__main__", "sitecustomize"):
             with open(file, "rb") as source:
                 code = compile(source.read(), file, "exec", dont_inherit=True)
             path = name.replace(".", "/") + ("/__init__" if hasattr(module, "__path__") else "")

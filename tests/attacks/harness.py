@@ -64,6 +64,8 @@ class Attack:
     """A workspace that the verifier must reward with 1."""
     hostile: Files
     """A workspace whose honest reward is `reward`."""
+    root: Mapping[str, str | bytes | None] = field(default_factory=dict)
+    """Shared mode: what the hostile agent put elsewhere in its filesystem, by path; None: it took that away."""
     reward: float = 0.0
     expected: Expected = Expected.HONEST
     why: str = ""
@@ -121,6 +123,8 @@ class Arena:
         task = self.task(attack)
         honest = self.lay("honest", attack.honest, attack.base)
         hostile = self.lay("hostile", attack.hostile, attack.base)
+        if self.mode == "shared":
+            lay_over(hostile.parent, attack.root)
         hidden = self.folder / "hidden.txt"
         hidden.write_text("only the host may see this\n")
         answer = hostile if self.mode == "separate" else hostile.parent
@@ -257,6 +261,17 @@ def lay(folder: Path, files: Files) -> None:
 def link_tree(source: Path, into: Path) -> None:
     """A copy of a folder whose files are hard links, without the workdir: only for what nobody writes to."""
     shutil.copytree(source, into, symlinks=True, copy_function=os.link, ignore=shutil.ignore_patterns(WORKDIR))
+
+
+def lay_over(root: Path, files: Mapping[str, str | bytes | None]) -> None:
+    """Put files into a filesystem made by `link_tree`, or take them out."""
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+            path.chmod(0o755)
 
 
 def print_of(folder: Path) -> str:
