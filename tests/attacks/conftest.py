@@ -43,18 +43,28 @@ ARENAS = [(provider, mode) for mode in MODES for provider in isolating()]
 
 
 @pytest.fixture(params=ARENAS, ids="-".join)
-def arena(request: pytest.FixtureRequest, tmp_path: Path) -> Arena:
+def arena(request: pytest.FixtureRequest, tmp_path: Path, outcomes: Callable[[int, str, str, str], None]) -> Arena:
     """Every provider that isolates, in every mode; the first with all that is costly."""
     provider, mode = request.param
     if not get_provider(provider).capabilities():
         pytest.skip(f"the sandbox {provider!r} cannot make sandboxes on this machine: `assay doctor` says why")
-    outcomes = request.config.stash[_OUTCOMES]
+    spare = request.param != ARENAS[0] and not SOAK
 
     def record(attack: Attack, outcome: str) -> None:
-        outcomes.setdefault((attack.number, attack.name), {})[f"{provider}, {mode}"] = outcome
+        outcomes(attack.number, attack.name, f"{provider}, {mode}", outcome)
 
-    spare = request.param != ARENAS[0] and not SOAK
     return Arena(provider, mode, tmp_path, _bases(request), record, spare)
+
+
+@pytest.fixture
+def outcomes(request: pytest.FixtureRequest) -> Callable[[int, str, str, str], None]:
+    """Takes what goes into the table: the attack's number and name, where it was graded, what it came to."""
+    table = request.config.stash[_OUTCOMES]
+
+    def add(number: int, name: str, where: str, outcome: str) -> None:
+        table.setdefault((number, name), {})[where] = outcome
+
+    return add
 
 
 def _bases(request: pytest.FixtureRequest) -> Callable[[str], str]:
@@ -70,4 +80,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.section("attacks: what each came to (honest controls: 1 each)")
     for (number, name), row in sorted(outcomes.items()):
         for where, outcome in row.items():
-            terminalreporter.write_line(f"{number:>3}  {name:<52.52}  {where:<22}  {outcome}")
+            terminalreporter.write_line(f"{number:>3}  {name:<52.52}  {where:<37}  {outcome}")
