@@ -220,6 +220,7 @@ GRADER = [
         timeout_s=SHORT_S,
         tries=True,
         everywhere=True,
+        same="a stopped grader is ended by the supervisor's clock",
     ),
     Attack(
         28,

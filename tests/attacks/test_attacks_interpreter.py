@@ -19,6 +19,7 @@ import pytest
 
 from attacks.filesystems import PYTHON
 from attacks.harness import Arena, Attack, Expected
+from attacks.test_attacks_channel import SHORT_S
 from attacks.test_attacks_process import SEND
 from attacks.verifiers import EQUALS, RIGHT, WRONG
 
@@ -131,7 +132,7 @@ CASES = [
         False,
         EQUALS,
         ("assay:verifier_timeout",),
-        3.0,
+        SHORT_S,
     ),
 ]
 

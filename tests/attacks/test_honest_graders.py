@@ -200,6 +200,8 @@ GRADERS = [
 @pytest.mark.parametrize("grader", GRADERS, ids=lambda grader: grader.name)
 async def test_an_honest_grader_works(arena: Arena, grader: Grader) -> None:
     arena.needs(grader.program)
+    if arena.spare and arena.mode == "shared" and grader.base == "numpy":
+        pytest.skip("a large filesystem; the one with pytest stands for it, and ASSAY_SOAK=1 has both")
     verdicts = await _graded(arena, grader)
     assert verdicts == (1.0, "graded"), verdicts
 
