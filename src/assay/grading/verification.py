@@ -24,7 +24,8 @@ from assay.sandbox import (
     SandboxSpec,
     Writable,
 )
-from assay.tasks import StagedTests, Task, resolve_env, stage_tests, verifier_environment
+from assay.tasks import StagedTests, Task, resolve_env, verifier_environment
+from assay.verifiers.compiled import START
 from assay.workspaces import Caps, capture, find_inside, list_folder, scratch_folder
 
 from .bases import find_python, verifier_workdir
@@ -36,12 +37,12 @@ from .job import Answer, Job
 from .observation import Observation, Run, Standing, graded, not_graded
 from .rewards import MissingReward, Reward, RewardRule, read_reward
 from .siblings import Setting
+from .staging import TESTS, Laid, laid_tests
 from .starvation import starved
 from .verdict import Timing
 
 _log = logging.getLogger(__name__)
 LOGS = "/logs/verifier"
-TESTS = "/tests"
 STDOUT_FILE = "test-stdout.txt"
 TAIL_CHARACTERS = 2_000
 _TAIL_BYTES = 4 * TAIL_CHARACTERS
@@ -71,32 +72,34 @@ async def verify_once(job: Job, answer: Answer, logs: Path | None = None) -> Obs
     """
     began = time.monotonic()
     try:
-        with scratch_folder("tests") as tests, scratch_folder("gathered") as folder, Channel() as channel:
-            staged = await asyncio.to_thread(
-                stage_tests, job.task, tests, task_data=dict(job.task_data), response=answer.response
+        async with contextlib.AsyncExitStack() as stack:
+            own = stack.enter_context(scratch_folder("verification"))
+            channel = stack.enter_context(Channel())
+            laid = await stack.enter_async_context(laid_tests(job, answer.response, own))
+            answer = await gather(job, answer, own / "gathered")
+            broker = await stack.enter_async_context(_broker(job, answer))
+            env = _environment(job, answer, laid.staged, broker)
+            argv, fds = _command(job, answer, laid, channel, env.get("PATH"))
+            interpreter = argv[0] if job.warm and answer.root is None and argv[1:3] == ["-I", "-c"] else None
+            sandbox = await stack.enter_async_context(_sandbox(job, answer, laid.mounts, broker, interpreter))
+            if answer.root is not None:
+                await check_health(job, sandbox)
+            prepared = time.monotonic()
+            if broker is not None:
+                broker.begin(job.limit_s)
+            result = await sandbox.exec(
+                argv,
+                cwd=verifier_workdir(job.task, job.workdir),
+                env=env,
+                timeout_s=job.limit_s,
+                merge_stderr=True,
+                pass_fds=fds,
             )
-            answer = await gather(job, answer, folder)
-            async with _broker(job, answer) as broker, _sandbox(job, answer, tests, broker) as sandbox:
-                if answer.root is not None:
-                    await check_health(job, sandbox)
-                prepared = time.monotonic()
-                env = _environment(job, answer, staged, broker)
-                argv, fds = _command(job, answer, staged, channel, env.get("PATH"))
-                if broker is not None:
-                    broker.begin(job.limit_s)
-                result = await sandbox.exec(
-                    argv,
-                    cwd=verifier_workdir(job.task, job.workdir),
-                    env=env,
-                    timeout_s=job.limit_s,
-                    merge_stderr=True,
-                    pass_fds=fds,
-                )
-                ran = time.monotonic()
-                written = await sandbox.get(LOGS)
-                seen = await asyncio.to_thread(_read_whatever, job, result, written, channel if fds else None, logs)
-                if broker is not None:
-                    seen = with_broker(seen, broker)
+            ran = time.monotonic()
+            written = await sandbox.get(LOGS)
+            seen = await asyncio.to_thread(_read_whatever, job, result, written, channel if fds else None, logs)
+            if broker is not None:
+                seen = with_broker(seen, broker)
     except OSError as error:
         # The host's own disk, descriptors or processes: nothing the task or the answer can be blamed for.
         failure = FailureEvent("provider_unavailable", f"the verification could not be prepared: {error}")
@@ -116,8 +119,10 @@ def standing_of(failure: FailureEvent) -> Standing:
 
 
 @contextlib.asynccontextmanager
-async def _sandbox(job: Job, answer: Answer, tests: Path, broker: Broker | None) -> AsyncIterator[Sandbox]:
-    mounts: list[Mount] = [ReadOnly(tests, TESTS), Writable(LOGS)]
+async def _sandbox(
+    job: Job, answer: Answer, tests: tuple[Mount, ...], broker: Broker | None, interpreter: str | None
+) -> AsyncIterator[Sandbox]:
+    mounts: list[Mount] = [*tests, Writable(LOGS)]
     if broker is not None:
         mounts.append(broker.mount)
     if answer.workspace is not None:
@@ -141,6 +146,7 @@ async def _sandbox(job: Job, answer: Answer, tests: Path, broker: Broker | None)
         job.terms.limits,
         BaseUse.READ_ONLY if answer.root is None else BaseUse.OVERLAID,
         account.uid if account is not None else None,
+        interpreter,
     )
     try:
         sandbox = await job.provider.create(spec)
@@ -157,24 +163,28 @@ async def _sandbox(job: Job, answer: Answer, tests: Path, broker: Broker | None)
 
 @contextlib.asynccontextmanager
 async def _broker(job: Job, answer: Answer) -> AsyncIterator[Broker | None]:
-    """Who runs a submission for the verifier; nobody in shared mode, where there is no snapshot of the workspace alone."""
+    """Who runs a submission, and asks a model, for the verifier.
+
+    Nobody in shared mode, where there is no snapshot of the workspace alone.
+    """
     if answer.workspace is None:
         yield None
         return
     env = {**job.base.env, **_task_environment(job.task)}
     setting = Setting(job.provider, job.base.folder, job.workdir, answer.workspace, job.terms.limits, env)
-    async with Broker(setting) as broker:
+    async with Broker(setting, job.judge) as broker:
         yield broker
 
 
 def _command(
-    job: Job, answer: Answer, staged: StagedTests, channel: Channel, path: str | None
+    job: Job, answer: Answer, laid: Laid, channel: Channel, path: str | None
 ) -> tuple[list[str], tuple[int, ...]]:
     """What is started, and the descriptors it gets: our own runner directly, as the shim would.
 
     Where no interpreter is seen, the shim says what is missing. Only the channel counts then too: files alone never decide
     what our own runner was to grade.
     """
+    staged = laid.staged
     if not staged.is_shim:
         return ["bash", f"{TESTS}/test.sh"], ()
     base = job.base if answer.root is None else replace(job.base, folder=answer.root)
@@ -182,7 +192,8 @@ def _command(
     if python is None:
         return ["bash", f"{TESTS}/test.sh"], (channel.theirs,)
     # By its own path and with -I: PATH, PYTHONPATH and HOME may lead into the workspace, and `site` would run what is there.
-    argv = [python, "-I", f"{TESTS}/.ng/run_verifier.py", "--verifier", f"{TESTS}/{staged.verifier_path}"]
+    runner = ["-c", START, f"{TESTS}/.ng"] if laid.compiled else [f"{TESTS}/.ng/run_verifier.py"]
+    argv = [python, "-I", *runner, "--verifier", f"{TESTS}/{staged.verifier_path}"]
     argv += ["--workspace", job.workdir, "--reward-dir", LOGS, "--verdict-fd", str(channel.theirs)]
     if staged.task_data_path is not None:
         argv += ["--task-data", f"{TESTS}/{staged.task_data_path}"]
