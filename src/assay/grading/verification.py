@@ -61,7 +61,7 @@ _AMBIGUOUS_BEFORE = (
     "assay:workspace_invalid",
 )
 """Observed before the verifier started, and brought about by the answer or by the task alike."""
-_HIT_KINDS = {"memory_limit": "assay:memory_limit", "process_limit": "assay:process_limit"}
+_HIT_KINDS = {name: f"assay:{name}" for name in ("memory_limit", "process_limit", "storage_limit")}
 
 
 async def verify_once(job: Job, answer: Answer, logs: Path | None = None) -> Observation:
