@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from enum import StrEnum
 
-from sqlalchemy import Connection, and_, func, or_, select, tuple_, update
+from sqlalchemy import Connection, and_, exists, func, or_, select, tuple_, update
 
 from assay.answers.choice import Choice, Condition
 from assay.answers.rows import Claim, Identity
-from assay.answers.schema import identity
+from assay.answers.schema import INTERRUPTED, attempt, identity
 from assay.answers.states import state_column
 
 
@@ -106,9 +106,17 @@ def _needing(need: Need, budget: int, session_lost: bool) -> Condition:
         case Need.ANSWER:
             return and_(rows.answer_id.is_(None), state_column(budget) == "missing")
         case Need.VERDICT:
-            return and_(rows.answer_id.is_not(None), rows.verdict_seq.is_(None), state_column(budget) == "recoverable")
+            ungraded = and_(rows.answer_id.is_not(None), rows.verdict_seq.is_(None))
+            return and_(ungraded, state_column(budget) == "recoverable", ~_begun_for_good())
         case Need.RECOVERY:
             recoverable = state_column(budget, session_lost=session_lost) == "recoverable"
             return and_(rows.verdict_seq.is_not(None), recoverable)
         case Need.REGRADE:
             return rows.answer_id.is_not(None)
+
+
+def _begun_for_good() -> Condition:
+    """Whether a verification that must not be made twice was begun, and nobody knows how it ended."""
+    unknown = or_(attempt.c.ended_at.is_(None), attempt.c.outcome == INTERRUPTED)
+    same = and_(attempt.c.task_id == identity.c.task_id, attempt.c.rollout == identity.c.rollout)
+    return exists().where(same, attempt.c.stage == "verification", attempt.c.repeatable == 0, unknown)

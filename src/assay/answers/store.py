@@ -169,8 +169,9 @@ class Store:
     ) -> str:
         """Keep an answer, and end the agent's attempt. Returns the id of the answer that is kept.
 
-        There is one for each identity: when another one is there already (a lease that had ended), that stays, and its id is
-        returned. The identity stays this process' to grade. `trajectory`: a file's content. Plans the identity if need be.
+        There is one for each identity: when another one is there already (this process' lease had ended), that stays, its id
+        is returned, and it is somebody else's to grade. Otherwise the identity stays this process' to grade. `trajectory`: a
+        file's content. An identity that was not planned is planned.
         """
         return await self.database.write(
             lambda c: attempts.keep_answer(c, answer, trajectory, attempt_id, self._now(c))
