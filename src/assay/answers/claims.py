@@ -38,14 +38,17 @@ def claim(
     choice: Choice,
     budget: int,
     session_lost: bool,
-) -> list[Claim]:
-    """Lease up to `limit` identities that need one of these, in the run's order. Empty: there is nothing left to take.
+    after: int = -1,
+) -> tuple[list[Claim], int]:
+    """Lease up to `limit` identities that need one of these, in the run's order, and say where the last of them is.
 
-    Left out is what somebody holds, and what this command has already finished.
+    It begins behind the position `after`, and at the beginning when that is not enough: what was finished before is not
+    looked at each time. Empty: there is nothing left to take. Left out is what somebody holds, and what this command has
+    already finished.
     """
     rows = identity.c
-    found = connection.execute(
-        select(rows.task_id, rows.rollout, rows.answer_id, rows.tries)
+    statement = (
+        select(rows.task_id, rows.rollout, rows.position, rows.answer_id, rows.tries)
         .where(
             or_(*(_needing(need, budget, session_lost) for need in needs)),
             or_(rows.lease_until.is_(None), rows.lease_until < now),
@@ -53,15 +56,17 @@ def claim(
             *choice.conditions(),
         )
         .order_by(rows.position, rows.task_id, rows.rollout)
-        .limit(limit)
         # In PostgreSQL: what another process is just taking is not waited for.
         .with_for_update(skip_locked=True)
-    ).all()
+    )
+    found = list(connection.execute(statement.where(rows.position > after).limit(limit)))
+    if len(found) < limit and after >= 0:
+        found += connection.execute(statement.where(rows.position <= after).limit(limit - len(found)))
     claims = [Claim(Identity(row.task_id, row.rollout), row.answer_id, row.tries) for row in found]
     if claims:
         taken = tuple_(rows.task_id, rows.rollout).in_([(one.identity.task_id, one.identity.rollout) for one in claims])
         connection.execute(update(identity).where(taken).values(lease_owner=owner, lease_until=now + lease_s))
-    return claims
+    return claims, found[-1].position if found else -1
 
 
 def waiting(

@@ -47,6 +47,8 @@ class Store:
         """This process, as leases and attempts name it."""
         self._hold = hold
         self._clock = clock
+        self._reached: dict[str, int] = {}
+        """By command: the position of what was claimed last."""
 
     def create_run_now(self, settings: Mapping[str, Any]) -> Run:
         """Begin the run, unless it was begun: then the run as it was. `settings`: JSON values."""
@@ -100,7 +102,8 @@ class Store:
         them is left out. `session_lost`: whether lost sessions are recovered, too. Raises `WrongArgument` for a bad choice.
         """
         choice.conditions()
-        return await self.database.write(
+        after = self._reached.get(command_id, -1)
+        found, self._reached[command_id] = await self.database.write(
             lambda c: claims.claim(
                 c,
                 needs,
@@ -112,8 +115,10 @@ class Store:
                 choice=choice,
                 budget=budget,
                 session_lost=session_lost,
+                after=after,
             )
         )
+        return found
 
     def waiting_now(
         self,
