@@ -1,4 +1,4 @@
-"""The broker: the verifier asks, and the supervisor runs a program of the submission's in a sibling sandbox.
+"""The broker: the verifier asks, and the supervisor runs a program of the submission's in a sibling sandbox, or asks a model.
 
 A submission that ran inside the grader's own process or sandbox would own the grader. So a verification has one listening
 path socket, bound into the grader's sandbox and no other: which listener accepted is the identity, and nothing in a message
@@ -15,18 +15,21 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Mapping
+import time
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from assay.failures import FailureEvent, is_infrastructure
 from assay.sandbox import Capability, Ended, Socket
 from assay.sandbox.waiting import Insistence
 from assay.workspaces import scratch_folder
 
-from .asks import HEADER_MAX, PROTOCOL, Refused, RunAsk, read_header, split_argv
+from .asks import HEADER_MAX, PROTOCOL, JudgeAsk, Refused, RunAsk, read_header, split_argv
+from .channel import refuse_descriptors
+from .judging import AskJudge, Judging
 from .observation import Observation, Standing, not_graded
 from .siblings import Ran, Setting, Siblings
 from .starvation import starved
@@ -42,15 +45,20 @@ _BACKLOG = 128
 _CHUNK = 1 << 18
 _ACCEPT_AGAIN_S = 0.05
 _CREDENTIALS = struct.Struct("iII")
+_OF_THE_PROMPT = frozenset({400, 413, 422})
+"""How an endpoint refuses a prompt that is too long or that it will not answer: the submission's text is in there."""
 _log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 
 class Broker:
     """One verification's broker. An async context manager: it listens inside the block, and at its end nothing of it is left."""
 
-    def __init__(self, setting: Setting, *, request_s: float = REQUEST_S) -> None:
-        """Nothing is made yet."""
+    def __init__(self, setting: Setting, judge: AskJudge | None = None, *, request_s: float = REQUEST_S) -> None:
+        """Nothing is made yet. `judge` makes the calls to models; without it there are none."""
         self._setting = setting
+        self.judging = Judging(judge)
         self._request_s = request_s
         self._siblings = Siblings(setting)
         self._stack = contextlib.ExitStack()
@@ -62,6 +70,8 @@ class Broker:
         self._folder = Path()
         self.fault: FailureEvent | None = None
         """The first infrastructure fault that a run met: seen here, not told by the verifier."""
+        self._going: dict[_Wire, float] = {}
+        self._gone: list[tuple[float, float]] = []
         self.runs = 0
         self.run_s = 0.0
         self.unlimited_memory = False
@@ -79,6 +89,7 @@ class Broker:
             finally:
                 os.close(folder)
             self._place.chmod(0o600)
+            refuse_descriptors(listener)
             listener.listen(_BACKLOG)
             listener.setblocking(False)
         except BaseException:
@@ -110,6 +121,7 @@ class Broker:
     def begin(self, timeout_s: float) -> None:
         """The verification's clock starts now: no run goes on past its end."""
         self._deadline = asyncio.get_running_loop().time() + timeout_s
+        self.judging.begin(timeout_s)
 
     async def _close(self) -> None:
         if self._accepting is not None:
@@ -178,17 +190,46 @@ class Broker:
         try:
             async with asyncio.timeout(self._request_s):
                 ask = read_header(await wire.header(), self._setting.workdir)
-                argv = split_argv(await wire.blob(ask.argv_length))
-                stdin = await wire.blob(ask.stdin_length)
-                folder = None
-                if ask.files:
-                    folder = stack.enter_context(scratch_folder("ask"))
-                    await self._take_files(wire, ask, folder)
+                if isinstance(ask, JudgeAsk):
+                    prompt, schema = await wire.blob(ask.prompt_length), await wire.blob(ask.schema_length)
+                    judged = self.judging.ask(ask.judge, prompt, schema)
+                else:
+                    argv = split_argv(await wire.blob(ask.argv_length))
+                    stdin = await wire.blob(ask.stdin_length)
+                    folder = None
+                    if ask.files:
+                        folder = stack.enter_context(scratch_folder("ask"))
+                        await self._take_files(wire, ask, folder)
         except TimeoutError:
             raise Refused("limit", f"a request must arrive within {self._request_s:g} s") from None
+        if isinstance(ask, JudgeAsk):
+            text = (await self._unless_hung_up(wire, judged)).encode()
+            return {"text_len": len(text)}, [text]
         if ask.memory_bytes is not None and Capability.MEMORY_LIMIT not in self._setting.provider.capabilities():
             self.unlimited_memory = True
-        running = asyncio.ensure_future(self._siblings.run(ask, argv, stdin, folder, self._deadline))
+        began = self._going[wire] = time.monotonic()
+        used_s = None
+        try:
+            ran = await self._unless_hung_up(wire, self._siblings.run(ask, argv, stdin, folder, self._deadline))
+            used_s = ran.result.cpu_s
+        finally:
+            del self._going[wire]
+            beside_s = self.used_since(began)
+            ended = time.monotonic()
+            self._gone.append((ended, used_s if used_s is not None else ended - began))
+        self.runs += 1
+        self.run_s += ran.result.wall_s
+        return self._report(ran, beside_s)
+
+    def used_since(self, when: float) -> float:
+        """Processor seconds, at most, of the runs that ended after `when` (monotonic) or are going on."""
+        now = time.monotonic()
+        going = sum(now - max(began, when) for began in self._going.values())
+        return going + sum(used_s for ended, used_s in self._gone if ended > when)
+
+    async def _unless_hung_up(self, wire: _Wire, work: Coroutine[Any, Any, Result]) -> Result:
+        """What `work` comes to. Raises `_HungUp`, and ends it, when the peer goes away before."""
+        running = asyncio.ensure_future(work)
         self._tasks.add(running)
         running.add_done_callback(self._tasks.discard)
         hanging_up = asyncio.ensure_future(wire.until_hung_up())
@@ -196,14 +237,11 @@ class Broker:
             await asyncio.wait({running, hanging_up}, return_when=asyncio.FIRST_COMPLETED)
             if not running.done():
                 raise _HungUp
-            ran = running.result()
+            return running.result()
         finally:
             for task in (running, hanging_up):
                 task.cancel()
             await asyncio.gather(running, hanging_up, return_exceptions=True)
-        self.runs += 1
-        self.run_s += ran.result.wall_s
-        return self._report(ran)
 
     async def _take_files(self, wire: _Wire, ask: RunAsk, folder: Path) -> None:
         """Write the files that come over the wire into `folder`, by their paths below the workdir."""
@@ -217,11 +255,11 @@ class Broker:
                     left -= target.write(await wire.blob(min(left, _CHUNK)))
             path.chmod(0o644)
 
-    def _report(self, ran: Ran) -> tuple[dict[str, Any], list[bytes]]:
+    def _report(self, ran: Ran, beside_s: float) -> tuple[dict[str, Any], list[bytes]]:
         result = ran.result
         if result.how is Ended.FAULT:
             raise FailureEvent("provider_unavailable", f"the submission's sandbox was lost: {result.fault}")
-        if starved(result, self._setting.limits.cpus):
+        if starved(result, self._setting.limits.cpus, beside_s):
             waited = f"it waited {result.run_delay_s or 0:.1f} s of {result.wall_s:.1f} s for a processor"
             raise FailureEvent("provider_unavailable", f"the submission's program hit its time limit, but {waited}")
         outputs = [
@@ -263,19 +301,25 @@ class Broker:
 def with_broker(seen: Observation, broker: Broker) -> Observation:
     """What was observed of a verifier that was started, with what its broker did and saw.
 
-    A verifier may take a fault of ours for the submission's, and give it 0: what rests on a run that we failed is no reward.
+    A verifier may take a fault of ours for the submission's, and give it 0: what rests on a run that we failed, or on a judge
+    that did not reply, is no reward.
     """
     assert seen.run is not None  # noqa: S101 - it was started
     run = replace(
         seen.run,
-        usage={"runs": broker.runs, "run_s": round(broker.run_s, 6)} if broker.runs else {},
+        usage={
+            **({"runs": broker.runs, "run_s": round(broker.run_s, 6)} if broker.runs else {}),
+            **broker.judging.usage(),
+        },
         unmet=("memory_mb",) if broker.unlimited_memory else (),
     )
-    if broker.fault is None or seen.standing is Standing.INFRASTRUCTURE:
+    failure = broker.fault or broker.judging.failure
+    if failure is None or seen.standing is Standing.INFRASTRUCTURE:
         return replace(seen, run=run)
     if seen.reward is not None:
         run = replace(run, discarded_reward=seen.reward.value)
-    return not_graded(Standing.INFRASTRUCTURE, broker.fault, run)
+    blamed_on_the_prompt = broker.fault is None and failure.http_status in _OF_THE_PROMPT
+    return not_graded(Standing.AMBIGUOUS if blamed_on_the_prompt else Standing.INFRASTRUCTURE, failure, run)
 
 
 class _HungUp(Exception):
