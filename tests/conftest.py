@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from assay.sandbox.namespaces import close_idle
+from postgresql import find_programs, running_server
 
 ROOT = Path(__file__).resolve().parent.parent
 PR_SET_CHILD_SUBREAPER = 36
@@ -128,3 +129,15 @@ def root_folder(name: str) -> Path:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return folder
+
+
+@pytest.fixture(scope="session")
+def postgresql(nothing_left_behind: None) -> Iterator[str]:
+    """The URL of a PostgreSQL server of this session's own. Where there is none, its tests say that they were not run."""
+    programs = find_programs()
+    if programs is None and os.environ.get("ASSAY_POSTGRESQL") == "required":
+        pytest.fail("PostgreSQL is required here and not installed: apt-get install postgresql-common postgresql")
+    if programs is None:
+        pytest.skip("PostgreSQL is not installed, so nothing was run against it: apt-get install postgresql")
+    with running_server(programs) as url:
+        yield url

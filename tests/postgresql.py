@@ -1,0 +1,61 @@
+"""A PostgreSQL server of the test session's own: on a Unix socket in a temporary folder, as an ordinary user."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ordinary_user import ORDINARY_UID
+
+# What a newer or older server, or another distribution, calls its folder of programs.
+PROGRAMS = ("/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin", "/usr/lib/postgresql/bin", "/usr/local/pgsql/bin")
+# Nothing here is to outlive the session, so no write of it waits for the disk.
+SETTINGS = ("fsync=off", "full_page_writes=off", "listen_addresses=", "max_connections=50", "shared_buffers=16MB")
+
+
+def find_programs() -> Path | None:
+    """The folder that `initdb` and `postgres` are in, or None."""
+    folders = [path for pattern in PROGRAMS for path in sorted(Path("/").glob(pattern.lstrip("/")), reverse=True)]
+    on_path = shutil.which("initdb")
+    if on_path is not None:
+        folders.append(Path(on_path).resolve().parent)
+    return next((folder for folder in folders if (folder / "postgres").exists() and (folder / "initdb").exists()), None)
+
+
+@contextmanager
+def running_server(programs: Path) -> Iterator[str]:
+    """The URL of a server that runs until the end of the block."""
+    folder = Path(tempfile.mkdtemp(prefix="pg-"))
+    # The server refuses to run as root. Whoever starts it dies with this process.
+    as_whom = ["setpriv", "--pdeathsig", "INT"]
+    if os.geteuid() == 0:
+        os.chown(folder, ORDINARY_UID, ORDINARY_UID)
+        as_whom += [f"--reuid={ORDINARY_UID}", f"--regid={ORDINARY_UID}", "--clear-groups"]
+    env = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", "HOME": str(folder), "TZ": "UTC"}
+    data = folder / "data"
+    init = [*as_whom, "--", programs / "initdb", "-D", data, "-U", "assay", "-A", "trust", "-E", "UTF8", "--no-sync"]
+    done = subprocess.run(init, env=env, cwd="/", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    options = [part for setting in SETTINGS for part in ("-c", setting)]
+    command = [*as_whom, "--", programs / "postgres", "-D", data, "-k", folder, *options]
+    with open(folder / "log", "wb") as log:
+        server = subprocess.Popen(command, env=env, cwd="/", stdout=log, stderr=log)
+    try:
+        ready = folder / "data" / "postmaster.pid"
+        deadline = time.monotonic() + 60
+        while not ready.exists() or "ready" not in ready.read_text():
+            assert server.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < deadline, (folder / "log").read_text()
+            time.sleep(0.02)
+        yield f"postgresql://assay@/postgres?host={folder}"
+    finally:
+        server.send_signal(signal.SIGINT)  # its fast shutdown: clients are cut
+        server.wait(60)
+        shutil.rmtree(folder)
