@@ -47,9 +47,7 @@ class _Known:
 class Catalogue:
     """The tasks by id. A task whose files change is read again before the next answer to it is verified."""
 
-    def __init__(
-        self, dataset: Dataset, *, network: bool = False, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, dataset: Dataset, *, network: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         """`network`: verifiers may use it, so none of them is stateless."""
         self._network = network
         self._clock = clock

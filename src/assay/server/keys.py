@@ -58,8 +58,16 @@ _FINISH: Final = text(
     "WHERE keys.state = 'started'"
 )
 _FIND: Final = text(
-    "SELECT keys.body, keys.task_id, keys.task_digest, keys.verifier_digest, verdicts.verdict_id, verdicts.verdict FROM keys "
+    "SELECT keys.body, keys.task_id, keys.task_digest, keys.verifier_digest, verdicts.verdict FROM keys "
     "LEFT JOIN verdicts ON verdicts.verdict_id = keys.verdict_id WHERE keys.client = :client AND keys.key = :key"
+)
+_LATEST: Final = "SELECT verdict_id FROM verdicts ORDER BY at DESC, verdict_id DESC LIMIT :most"
+_FORGET_KEYS: Final = text(
+    f"DELETE FROM keys WHERE at < :dead OR (at < :young AND verdict_id IS NOT NULL AND verdict_id NOT IN ({_LATEST}))"  # noqa: S608 - constants
+)
+_FORGET_VERDICTS: Final = text(
+    f"DELETE FROM verdicts WHERE (at < :dead OR verdict_id NOT IN ({_LATEST})) "  # noqa: S608 - constants
+    "AND verdict_id NOT IN (SELECT verdict_id FROM keys WHERE verdict_id IS NOT NULL)"
 )
 
 
@@ -117,7 +125,9 @@ class KeyStore:
 
         def look(connection: Connection) -> Kept | None:
             row = connection.execute(_FIND, {"client": client, "key": key}).one_or_none()
-            return None if row is None else Kept(*row[:4], row.verdict)
+            if row is None:
+                return None
+            return Kept(row.body, row.task_id, row.task_digest, row.verifier_digest, row.verdict)
 
         return await self._database.read(look)
 
@@ -142,11 +152,13 @@ class KeyStore:
 
     async def verdict(self, verdict_id: str) -> str | None:
         """A verdict's JSON text, or None."""
-        return await self._one("SELECT verdict FROM verdicts WHERE verdict_id = :verdict_id", verdict_id)
+        found: str | None = await self._one("verdict", verdict_id)
+        return found
 
     async def log(self, verdict_id: str) -> bytes | None:
         """A verdict's log as it was kept, or None when there is no such verdict."""
-        return await self._one("SELECT log FROM verdicts WHERE verdict_id = :verdict_id", verdict_id)
+        found: bytes | None = await self._one("log", verdict_id)
+        return found
 
     async def prune(self) -> None:
         """Forget what is too old, and verdicts beyond the latest `VERDICTS_MAX` that no key needs."""
@@ -154,21 +166,8 @@ class KeyStore:
 
         def forget(connection: Connection) -> None:
             limits = {"most": VERDICTS_MAX, "dead": now - KEPT_S, "young": now - KEYS_KEPT_S}
-            latest = "SELECT verdict_id FROM verdicts ORDER BY at DESC, verdict_id DESC LIMIT :most"
-            connection.execute(
-                text(
-                    "DELETE FROM keys WHERE at < :dead OR (at < :young AND verdict_id IS NOT NULL "
-                    f"AND verdict_id NOT IN ({latest}))"  # noqa: S608 - constants
-                ),
-                limits,
-            )
-            connection.execute(
-                text(
-                    f"DELETE FROM verdicts WHERE (at < :dead OR verdict_id NOT IN ({latest})) "  # noqa: S608 - constants
-                    "AND verdict_id NOT IN (SELECT verdict_id FROM keys WHERE verdict_id IS NOT NULL)"
-                ),
-                {"most": VERDICTS_MAX, "dead": now - KEPT_S},
-            )
+            connection.execute(_FORGET_KEYS, limits)
+            connection.execute(_FORGET_VERDICTS, limits)
 
         await self._database.write(forget)
 
@@ -179,9 +178,10 @@ class KeyStore:
         await asyncio.to_thread(self._database.close)
         os.close(self._lock)
 
-    async def _one(self, statement: str, verdict_id: str) -> Any:
+    async def _one(self, column: str, verdict_id: str) -> Any:
+        statement = text(f"SELECT {column} FROM verdicts WHERE verdict_id = :verdict_id")  # noqa: S608 - a constant
         return await self._database.read(
-            lambda connection: connection.execute(text(statement), {"verdict_id": verdict_id}).scalar_one_or_none()
+            lambda connection: connection.execute(statement, {"verdict_id": verdict_id}).scalar_one_or_none()
         )
 
     async def _flush(self) -> None:

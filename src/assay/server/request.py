@@ -19,9 +19,7 @@ from .refusal import Refused, malformed
 REPLY_FIELDS: Final = ("reward", "mask_sample", "failure_kind", "failure_reason", "verdict")
 """What the reply adds. They are never task data, so that a reply can be sent again as a request."""
 
-_OWN: Final = frozenset(
-    {"task_id", "task_digest", "responses_create_params", "response", "workspace", *REPLY_FIELDS}
-)
+_OWN: Final = frozenset({"task_id", "task_digest", "responses_create_params", "response", "workspace", *REPLY_FIELDS})
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 _KEY_MAX: Final = 255
 _DEPTH_MAX: Final = 200
