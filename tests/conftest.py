@@ -22,8 +22,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PR_SET_CHILD_SUBREAPER = 36
 # A process of Python's own that lives until the interpreter ends.
 HARMLESS = ("multiprocessing.resource_tracker",)
-# What a process keeps in its scratch folder to its end: bubblewrap where every uid can reach it, a sandbox's /etc.
-KEPT = ("bubblewrap-", "etc-")
+# What a process keeps in its scratch folder to its end: bubblewrap where every uid can reach it, a sandbox's /etc, tests
+# folders as they are laid for sandboxes.
+KEPT = ("bubblewrap-", "etc-", "staged-")
 # `assay-<user or namespace>-<owner's pid>-…`, as scratch folders and cgroups are named.
 OWNED = re.compile(r"assay-\d+-(\d+)-")
 

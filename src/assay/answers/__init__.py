@@ -3,5 +3,6 @@
 from .database import Database, open_database
 from .faults import StoreUnusable
 from .migrations import Form
+from .snapshots import Snapshot, Snapshots
 
-__all__ = ["Database", "Form", "StoreUnusable", "open_database"]
+__all__ = ["Database", "Form", "Snapshot", "Snapshots", "StoreUnusable", "open_database"]

@@ -32,7 +32,7 @@ _SAID = 300
 
 
 async def gather(job: Job, answer: Answer, folder: Path) -> Answer:
-    """The answer as the verifier is to see it. `folder` is an empty folder of ours, which the result lies in.
+    """The answer as the verifier is to see it. `folder` is a path of ours where nothing is: the result lies there.
 
     Raises `FailureEvent`: `assay:collect_failed` for a hook that failed, `assay:task_invalid` for an artifact that cannot
     be one, and as `capture` does.
@@ -40,6 +40,9 @@ async def gather(job: Job, answer: Answer, folder: Path) -> Answer:
     sources = [artifact_path(job.task, part) for part in _artifacts(job.task)]
     conventional = folder / "artifacts"
     hooks = [hook for hook in job.task.config.verifier.collect if hook.service in _MAIN]
+    if not sources and not hooks and answer.root is None:
+        return answer
+    folder.mkdir()
     if hooks:
         answer = await _collect(job, answer, hooks, folder, conventional)
     if answer.root is not None:

@@ -24,7 +24,7 @@ from assay.sandbox import (
     SandboxSpec,
     Writable,
 )
-from assay.tasks import StagedTests, Task, resolve_env, stage_tests, verifier_environment
+from assay.tasks import StagedTests, Task, resolve_env, verifier_environment
 from assay.workspaces import Caps, capture, find_inside, list_folder, scratch_folder
 
 from .bases import find_python, verifier_workdir
@@ -36,12 +36,12 @@ from .job import Answer, Job
 from .observation import Observation, Run, Standing, graded, not_graded
 from .rewards import MissingReward, Reward, RewardRule, read_reward
 from .siblings import Setting
+from .staging import TESTS, laid_tests
 from .starvation import starved
 from .verdict import Timing
 
 _log = logging.getLogger(__name__)
 LOGS = "/logs/verifier"
-TESTS = "/tests"
 STDOUT_FILE = "test-stdout.txt"
 TAIL_CHARACTERS = 2_000
 _TAIL_BYTES = 4 * TAIL_CHARACTERS
@@ -71,17 +71,17 @@ async def verify_once(job: Job, answer: Answer, logs: Path | None = None) -> Obs
     """
     began = time.monotonic()
     try:
-        with scratch_folder("tests") as tests, scratch_folder("gathered") as folder, Channel() as channel:
-            staged = await asyncio.to_thread(
-                stage_tests, job.task, tests, task_data=dict(job.task_data), response=answer.response
-            )
-            answer = await gather(job, answer, folder)
-            async with _broker(job, answer) as broker, _sandbox(job, answer, tests, broker) as sandbox:
+        async with contextlib.AsyncExitStack() as stack:
+            own = stack.enter_context(scratch_folder("verification"))
+            channel = stack.enter_context(Channel())
+            laid = await stack.enter_async_context(laid_tests(job, answer.response, own))
+            answer = await gather(job, answer, own / "gathered")
+            async with _broker(job, answer) as broker, _sandbox(job, answer, laid.mounts, broker) as sandbox:
                 if answer.root is not None:
                     await check_health(job, sandbox)
                 prepared = time.monotonic()
-                env = _environment(job, answer, staged, broker)
-                argv, fds = _command(job, answer, staged, channel, env.get("PATH"))
+                env = _environment(job, answer, laid.staged, broker)
+                argv, fds = _command(job, answer, laid.staged, channel, env.get("PATH"))
                 if broker is not None:
                     broker.begin(job.limit_s)
                 result = await sandbox.exec(
@@ -116,8 +116,8 @@ def standing_of(failure: FailureEvent) -> Standing:
 
 
 @contextlib.asynccontextmanager
-async def _sandbox(job: Job, answer: Answer, tests: Path, broker: Broker | None) -> AsyncIterator[Sandbox]:
-    mounts: list[Mount] = [ReadOnly(tests, TESTS), Writable(LOGS)]
+async def _sandbox(job: Job, answer: Answer, tests: tuple[Mount, ...], broker: Broker | None) -> AsyncIterator[Sandbox]:
+    mounts: list[Mount] = [*tests, Writable(LOGS)]
     if broker is not None:
         mounts.append(broker.mount)
     if answer.workspace is not None:

@@ -10,7 +10,7 @@ import os
 import stat
 from pathlib import Path
 
-from assay.sandbox.processscratch import process_folder
+from assay.workspaces import process_folder
 
 SANDBOX_USER = "sandbox"
 SANDBOX_UID = 1000

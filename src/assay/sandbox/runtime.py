@@ -14,7 +14,7 @@ from pathlib import Path
 
 from assay.failures import FailureEvent
 from assay.sandbox.base import Limits
-from assay.sandbox.processscratch import process_folder
+from assay.workspaces import process_folder
 
 LOWEST_VERSION = (0, 11)
 """The first whose overlays work in a user namespace, and that can keep the sandbox from making more of them."""

@@ -21,6 +21,7 @@ class SlotPool:
         self._lock = threading.Lock()
         self._idle: list[Slot] = []
         self._all: set[Slot] = set()
+        self._growing: threading.Thread | None = None
         self._pid = 0
         # In a forked child the parent's slots are not its own, and a lock that another thread held would stay locked.
         os.register_at_fork(after_in_child=self._forget)
@@ -34,13 +35,21 @@ class SlotPool:
         try:
             with self._lock:
                 self._own()
-                for slot in reversed(self._idle):
-                    if (slot.network, slot.user, slot.by_root) == (network, user, os.geteuid() == 0):
-                        self._idle.remove(slot)
-                        if slot.why_gone() is None:
-                            return slot
-                        self._all.discard(slot)
-                        dead.append(slot)
+                fitting = [
+                    slot
+                    for slot in reversed(self._idle)
+                    if (slot.network, slot.user, slot.by_root) == (network, user, os.geteuid() == 0)
+                ]
+                # One whose fork waits already: to join a group can take the kernel as long as a short command.
+                ready = [slot for slot in fitting if slot.waits]
+                for slot in ready or fitting:
+                    self._idle.remove(slot)
+                    if slot.why_gone() is None:
+                        if not ready:
+                            self._grow(network, user)
+                        return slot
+                    self._all.discard(slot)
+                    dead.append(slot)
         finally:
             for slot in dead:
                 _close(slot)
@@ -48,6 +57,32 @@ class SlotPool:
         with self._lock:
             self._all.add(slot)
         return slot
+
+    def _grow(self, network: bool, user: int) -> None:
+        """Start one more slot meanwhile: sandboxes come faster than these get ready again. The caller holds the lock."""
+        if self._growing is None and len(self._all) < _idle_most():
+            self._growing = threading.Thread(target=self._add, args=(network, user), name="assay-slot", daemon=True)
+            self._growing.start()
+
+    def _add(self, network: bool, user: int) -> None:
+        slot = None
+        try:
+            slot = Slot(network, user)
+        except FailureEvent as error:
+            # Not needed by anybody: whoever needs one is told why there is none.
+            _log.info("no further slot could be started: %s", error)
+        with self._lock:
+            self._growing = None
+            if slot is not None:
+                self._all.add(slot)
+                # Taken last: behind those that wait already.
+                self._idle.insert(0, slot)
+
+    def _grown(self) -> None:
+        with self._lock:
+            growing = self._growing
+        if growing is not None:
+            growing.join()
 
     def give_back(self, slot: Slot) -> None:
         """Let others use the slot. Only when no process of its sandbox lives."""
@@ -68,6 +103,7 @@ class SlotPool:
 
     def close_idle(self) -> None:
         """End the servers that no sandbox has. The next sandbox starts one again."""
+        self._grown()
         with self._lock:
             idle, self._idle = self._idle, []
             self._all -= set(idle)
@@ -82,10 +118,11 @@ class SlotPool:
 
     def _forget(self) -> None:
         self._lock = threading.Lock()
-        self._idle, self._all = [], set()
+        self._idle, self._all, self._growing = [], set(), None
 
     def _close_all(self) -> None:
         if self._pid == os.getpid():
+            self._grown()
             for slot in self._all:
                 _close(slot)
             self._idle, self._all = [], set()

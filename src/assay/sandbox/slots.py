@@ -142,6 +142,11 @@ class Slot:
         return self._server.sock.fileno() if self._server is not None else None
 
     @property
+    def waits(self) -> bool:
+        """Whether a fork is there and waits for a command, or the server has ended."""
+        return self._server is not None and readable_now(self._server.sock.fileno())
+
+    @property
     def end_fd(self) -> int | None:
         """Readable when the server has ended; None when there is none."""
         return self._server.pidfd if self._server is not None else None

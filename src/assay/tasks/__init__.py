@@ -9,6 +9,7 @@ from assay.tasks.load import Dataset, InvalidTask, load_dataset, load_task
 from assay.tasks.modes import verifier_environment, verifier_mode
 from assay.tasks.publish import PublishedTask, PublishReport, publish
 from assay.tasks.scaffold import init_task
+from assay.tasks.shim import json_file
 from assay.tasks.stage import (
     StagedTests,
     as_response,
@@ -18,7 +19,7 @@ from assay.tasks.stage import (
     stage_tests,
 )
 from assay.tasks.steps import SETUP, stage_step, step_tasks
-from assay.tasks.strict_json import strict_json
+from assay.tasks.strict_json import canonical_json, strict_json
 from assay.tasks.tables import CAPABILITIES, Artifact, AssaySettings, Collect, Healthcheck, Judge, TaskConfig
 from assay.tasks.task import ImageNeed, Step, Task, VerifierSource
 
@@ -45,7 +46,9 @@ __all__ = [
     "UnknownKey",
     "VerifierSource",
     "as_response",
+    "canonical_json",
     "init_task",
+    "json_file",
     "lint",
     "load_dataset",
     "load_task",

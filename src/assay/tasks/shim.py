@@ -99,13 +99,17 @@ def shim_entries(
 def with_inputs(
     entries: list[Entry], *, task_data: Mapping[str, Any], response: Mapping[str, Any] | None
 ) -> list[Entry]:
-    """A shim's tests folder with this run's task data and response, and the manifest that goes with them."""
+    """A shim's tests folder with this run's task data and response, and the manifest that goes with them.
+
+    The response is not in the manifest: it is each answer's own, laid over a folder that many answers share.
+    """
     inputs = {TASK_DATA, RESPONSE, MANIFEST}
     kept = [entry for entry in entries if entry.path not in inputs]
     kept.append(_laid(TASK_DATA, json_file(task_data, "the task data")))
+    manifest = _laid(MANIFEST, _manifest(kept))
     if response is not None:
         kept.append(_laid(RESPONSE, json_file(response, "the response")))
-    return [*kept, _laid(MANIFEST, _manifest(kept))]
+    return [*kept, manifest]
 
 
 def shim_verifier(source: Source) -> VerifierPath | None:

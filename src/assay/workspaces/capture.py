@@ -18,7 +18,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from assay.failures import FailureEvent
 from assay.failures.kinds import (
@@ -33,7 +33,7 @@ from assay.workspaces.listing import Found
 from assay.workspaces.opener import show
 
 # A file of the submission's that is setuid and root's must never be on the host, not for a moment.
-_KEPT_MODE: Final = 0o1777
+KEPT_MODE: Final = 0o1777
 
 _HOST_SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 _CAP_NAMES: Final = {
@@ -70,12 +70,19 @@ class Capture:
     """All of them."""
 
 
-def capture(source: Path, into: Path, caps: Caps = Caps(), *, stop: threading.Event | None = None) -> Capture:  # noqa: B008 - frozen
+def capture(
+    source: Path,
+    into: Path,
+    caps: Caps = Caps(),  # noqa: B008 - frozen
+    *,
+    stop: threading.Event | None = None,
+    records: BinaryIO | None = None,
+) -> Capture:
     """Copy a workspace, whatever is in it, into the empty or new folder `into`.
 
-    Blocks: call it in a thread, and set `stop` to end it early. Nothing is followed: links are kept as text, hard links
-    become separate copies, mounts are left out. A file that changes meanwhile is copied as far as it went when it was
-    opened; one that vanishes is left out. Times of files are kept.
+    Blocks: call it in a thread, and set `stop` to end it early. `records` gets the manifest's records as they come.
+    Nothing is followed: links are kept as text, hard links become separate copies, mounts are left out. A file that
+    changes meanwhile is copied as far as it went when it was opened; one that vanishes is left out. Times of files are kept.
 
     Raises `WorkspaceInvalid` when `source` is no folder or something in it cannot be read; `FailureEvent` of kind
     `assay:workspace_limit` when it is over a cap, `persistence_failed` when the copy cannot be written,
@@ -89,7 +96,7 @@ def capture(source: Path, into: Path, caps: Caps = Caps(), *, stop: threading.Ev
         raise _unopened(shown, error) from error
     try:
         _refuse_itself(source, into, shown)
-        return _capture(source_folder, into, caps, stop)
+        return _capture(source_folder, into, caps, stop, records)
     except SourceError as error:
         raise _unread(shown, error.path, error.error) from error.error
     except TargetError as error:
@@ -107,7 +114,9 @@ def capture(source: Path, into: Path, caps: Caps = Caps(), *, stop: threading.Ev
         os.close(source_folder)
 
 
-def _capture(source_folder: int, into: Path, caps: Caps, stop: threading.Event | None) -> Capture:
+def _capture(
+    source_folder: int, into: Path, caps: Caps, stop: threading.Event | None, records: BinaryIO | None
+) -> Capture:
     try:
         into.mkdir(mode=0o700, exist_ok=True)
         occupied = any(into.iterdir())
@@ -117,7 +126,7 @@ def _capture(source_folder: int, into: Path, caps: Caps, stop: threading.Event |
     try:
         if occupied:
             raise ValueError(f"the folder to capture into must be empty: {show(os.fspath(into))}")
-        walk = Walk(source_folder, target_folder, caps=caps, mode_mask=_KEPT_MODE, stop=stop)
+        walk = Walk(source_folder, target_folder, caps=caps, mode_mask=KEPT_MODE, stop=stop, records=records)
         copied = walk.run()
     finally:
         os.close(target_folder)

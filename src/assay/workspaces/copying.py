@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final
+from typing import BinaryIO, Final
 
 from assay.workspaces.listing import Found
 from assay.workspaces.opener import open_path, reopen, show, type_name
@@ -110,19 +110,32 @@ class _Level:
     """Of the subfolders that are still to be descended into."""
 
 
+def manifest_record(kind: bytes, mode: int, path: bytes, content: bytes) -> bytes:
+    """One record of the canonical manifest (see `capture`); `content` is a digest in hex, empty for a folder."""
+    return b"%b %04o %d %b %b\n" % (kind, mode & 0o7777, len(path), path, content)
+
+
 class Walk:
     """One copy of the folder open at `source` into the empty folder open at `target`."""
 
     def __init__(
-        self, source: int, target: int, *, caps: Caps, mode_mask: int, stop: threading.Event | None = None
+        self,
+        source: int,
+        target: int,
+        *,
+        caps: Caps,
+        mode_mask: int,
+        stop: threading.Event | None = None,
+        records: BinaryIO | None = None,
     ) -> None:
-        """`mode_mask` says which mode bits the copy keeps on disk; the manifest has them all."""
+        """`mode_mask` says which mode bits the copy keeps on disk; the manifest has them all. `records` gets its records."""
         self.source = os.dup(source)
         self.target = os.dup(target)
         self.caps = caps
         self.mode_mask = mode_mask
         self.stopped: Callable[[], bool] = stop.is_set if stop is not None else bool
         self.manifest = hashlib.sha256()
+        self.records = records
         self.path = bytearray()
         self.copied = Copied()
         self.levels: list[_Level] = []
@@ -255,7 +268,13 @@ class Walk:
         copied.path_bytes += length
         if copied.path_bytes > self.caps.path_bytes:
             raise CapHit("path_bytes", self.caps.path_bytes, self._shown(name))
-        self.manifest.update(b"%b %04o %d %b%b %b\n" % (kind, mode & 0o7777, length, bytes(self.path), name, digest))
+        record = manifest_record(kind, mode, bytes(self.path) + name, digest)
+        self.manifest.update(record)
+        if self.records is not None:
+            try:
+                self.records.write(record)
+            except OSError as error:
+                raise TargetError(self._shown(name), error) from error
 
     def _drop(self, name: bytes, kind: str, size: int) -> None:
         self.copied.dropped_count += 1

@@ -17,7 +17,7 @@ import stat
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -50,6 +50,21 @@ def scratch_folder(name: str, *, memory: bool = False, place: Path | None = None
     finally:
         if os.getpid() == owner:
             root.give_back(path)
+
+
+_kept = ExitStack()
+
+
+def process_folder(name: str, *, memory: bool = False) -> Path:
+    """A fresh folder as `scratch_folder` makes them, for what is made once and used until this process ends.
+
+    Removed with the process; what a killed process left, scratch space sweeps.
+    """
+    folder = _kept.enter_context(scratch_folder(name, memory=memory))
+    atexit.unregister(_kept.close)
+    # Before scratch space's own, and before the interpreter takes the generators apart.
+    atexit.register(_kept.close)
+    return folder
 
 
 class _Root:

@@ -86,9 +86,10 @@ class Entry:
 class TarReader:
     """The entries of one archive, in order; the data of each is to be read before the next is asked for, or is skipped."""
 
-    def __init__(self, source: Source) -> None:
-        """`source` is decompressed already."""
+    def __init__(self, source: Source, *, path_max: int = PATH_MAX) -> None:
+        """`source` is decompressed already. `path_max`: bytes in a path, where longer ones can be made piece by piece."""
         self._source = source
+        self._path_max = path_max
         self._left = 0
         """Bytes of the current entry's data that were not read."""
         self._padding = 0
@@ -146,7 +147,7 @@ class TarReader:
         if header.kind == b"\0" and path.endswith(b"/"):
             kind = Kind.FOLDER
         self._last = f"after {show(path)}" if path else self._last
-        self._check_text(path, "path")
+        self._check_text(path, "path", self._path_max)
         stored = self._number(records["size"], "size") if records.get("size") else header.size
         mtime = _pax_time(records["mtime"], self._last) if records.get("mtime") else header.mtime_s * 10**9
         entry = Entry(path, kind, header.mode, mtime_ns=_clamped(mtime))
@@ -225,13 +226,13 @@ class TarReader:
             if key.startswith(_NEVER_GLOBAL):
                 raise self._invalid(f"a global header sets {show(key)!r} for every entry")
 
-    def _check_text(self, text: bytes, what: str) -> None:
+    def _check_text(self, text: bytes, what: str, most: int = PATH_MAX) -> None:
         if not text:
             raise self._invalid(f"an entry has an empty {what}")
         if b"\0" in text:
             raise self._invalid(f"a {what} has a NUL byte in it: {show(text)}")
-        if len(text) > PATH_MAX:
-            raise self._invalid(f"a {what} of {len(text):,} bytes: at most {PATH_MAX:,} can be used: {show(text)}")
+        if len(text) > most:
+            raise self._invalid(f"a {what} of {len(text):,} bytes: at most {most:,} can be used: {show(text)}")
 
     def _number(self, text: bytes, what: str) -> int:
         if not text.isdigit() or len(text) > 19 or int(text) > _SIZE_MAX:
