@@ -79,7 +79,7 @@ class Served:
 
     async def ask(self, method: str, path: str, **options: Any) -> Reply:
         async with self.session.request(method, self.server.url + path, **options) as reply:
-            return Reply(reply.status, dict(reply.headers), await reply.read())
+            return Reply(reply.status, reply.headers, await reply.read())
 
 
 @dataclass
