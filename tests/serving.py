@@ -20,6 +20,7 @@ from assay.server import Chosen, Graded, Limits, Settings
 from assay.server.running import Server, started
 from commands import make_task
 
+LIMITS = Limits()
 VERIFIER = "def verify(task_data):\n    return 1.0\n"
 
 
@@ -34,7 +35,9 @@ class ScriptedGrader:
     at_once: int = 0
     most_at_once: int = 0
 
-    async def __call__(self, chosen: Chosen, workspace: Path | None, response: Mapping[str, Any] | str | None) -> Graded:
+    async def __call__(
+        self, chosen: Chosen, workspace: Path | None, response: Mapping[str, Any] | str | None
+    ) -> Graded:
         name = str(chosen.row.get("answer", ""))
         self.visits[name] += 1
         self.at_once += 1
@@ -55,7 +58,14 @@ def verdict_of(chosen: Chosen, outcome: float | FailureEvent) -> Verdict:
     if isinstance(outcome, FailureEvent):
         return failed_verdict(outcome, chosen.task)
     return Verdict(
-        str(ULID()), chosen.task.id, chosen.digest, chosen.verifier_digest, "host", "graded", float(outcome), proven=True
+        str(ULID()),
+        chosen.task.id,
+        chosen.digest,
+        chosen.verifier_digest,
+        "host",
+        "graded",
+        float(outcome),
+        proven=True,
     )
 
 
@@ -94,7 +104,7 @@ class Reply:
 
 @asynccontextmanager
 async def served(
-    dataset: Path, grader: ScriptedGrader | None = None, *, limits: Limits = Limits(), state: Path, **settings: Any
+    dataset: Path, grader: ScriptedGrader | None = None, *, limits: Limits = LIMITS, state: Path, **settings: Any
 ) -> AsyncIterator[Served]:
     """A server for a dataset, in this process, and a client for it."""
     grader = grader or ScriptedGrader()

@@ -126,9 +126,9 @@ class Exactly(RuleBasedStateMachine):
             not task.done() and task not in self.verifications._begun for task in self.verifications.under_way
         ) and (self.verifications.admission.waiting + len(self.at_grader) < len(self.verifications.under_way)):
             await asyncio.sleep(0)
-        while len([1 for _, future in self.at_grader if not future.done()]) + self.verifications.admission.waiting < len(
-            self.verifications.under_way
-        ):
+        while len(
+            [1 for _, future in self.at_grader if not future.done()]
+        ) + self.verifications.admission.waiting < len(self.verifications.under_way):
             await asyncio.sleep(0)
         self.hear()
 

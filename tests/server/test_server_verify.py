@@ -62,7 +62,12 @@ async def test_the_wire_form_of_the_field(dataset: Path, tmp_path: Path) -> None
     said = reply.json()
     assert {name: said[name] for name in WIRE} == WIRE
     assert said["_ng_task_index"] == 3
-    assert (said["reward"], said["mask_sample"], said["failure_kind"], said["failure_reason"]) == (1.0, False, None, None)
+    assert (said["reward"], said["mask_sample"], said["failure_kind"], said["failure_reason"]) == (
+        1.0,
+        False,
+        None,
+        None,
+    )
     assert (said["verdict"]["status"], said["verdict"]["task_id"]) == ("graded", "one")
     assert reply.headers["X-Assay-Verifier"]
     assert reply.headers["Content-Type"] == "application/json"
@@ -195,7 +200,7 @@ async def test_what_is_late_at_its_turn_is_not_run(dataset: Path, tmp_path: Path
 
 async def abandon(server: Any, key: str | None, **fields: Any) -> None:
     """Send a request and go away before its reply."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(server.server.url.rpartition(":")[2]))
+    _reader, writer = await asyncio.open_connection("127.0.0.1", int(server.server.url.rpartition(":")[2]))
     body = json.dumps(fields).encode()
     named = f"Idempotency-Key: {key}\r\n" if key else ""
     writer.write(f"POST /verify HTTP/1.1\r\nHost: x\r\n{named}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -285,6 +290,8 @@ async def test_two_thousand_at_once(dataset: Path, tmp_path: Path) -> None:
     assert grader.most_at_once <= 4
     assert max(grader.visits.values()) == 1
     assert sum(grader.visits.values()) == len(graded)
-    assert all(reply.json()["kind"] == "assay:not_admitted" and int(reply.headers["Retry-After"]) > 0 for reply in refused)
+    assert all(
+        reply.json()["kind"] == "assay:not_admitted" and int(reply.headers["Retry-After"]) > 0 for reply in refused
+    )
     assert f'assay_verifications_total{{kind="",status="graded"}} {len(graded)}.0' in metrics
     assert "assay_queue_depth 0.0" in metrics

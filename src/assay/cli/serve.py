@@ -115,6 +115,8 @@ def command(
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     try:
         provider = get_provider(sandbox)
+        # Looking ends, too, what a server that was killed had left running, before anything is verified again.
+        provider.capabilities()
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--sandbox") from None
     settings = Settings(

@@ -148,6 +148,12 @@ def body_of(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": json_of(model)}}
 
 
+def in_path(name: str, pattern: str | None = None) -> dict[str, Any]:
+    """A parameter in the path, for `openapi_extra`."""
+    schema = {"type": "string"} | ({"pattern": pattern} if pattern is not None else {})
+    return {"parameters": [{"name": name, "in": "path", "required": True, "schema": schema}]}
+
+
 def reply_of(model: type[BaseModel]) -> dict[str, Any]:
     """What a reply holds."""
     return {"content": json_of(model)}

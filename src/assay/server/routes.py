@@ -13,6 +13,7 @@ from starlette.responses import Response
 from assay.tasks import Task, strict_json
 
 from .document import (
+    DIGEST,
     Capabilities,
     MetricsBody,
     MetricsReply,
@@ -21,6 +22,7 @@ from .document import (
     TaskEntry,
     TaskList,
     body_of,
+    in_path,
     problems,
     replies,
     reply_of,
@@ -117,6 +119,7 @@ def _add_facts(app: FastAPI, service: Service) -> None:
         "/tasks/{task_id:path}",
         summary="One task",
         responses=replies(reply_of(TaskEntry), 401, 404, 409),
+        openapi_extra=in_path("task_id"),
         response_model=None,
     )
     async def task(request: Request) -> Response:
@@ -162,7 +165,8 @@ def _add_kept(app: FastAPI, service: Service) -> None:
         "/snapshots/{digest}",
         summary="Upload a workspace: a tar archive, named by the digest of its canonical manifest",
         responses=replies({}, 401, 413, 422, 503) | {201: {"description": "Kept; 200: it was here already"}},
-        openapi_extra={
+        openapi_extra=in_path("digest", DIGEST)
+        | {
             "requestBody": {
                 "required": True,
                 "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
@@ -181,6 +185,7 @@ def _add_kept(app: FastAPI, service: Service) -> None:
         "/snapshots/{digest}",
         summary="Whether a workspace was uploaded",
         responses=replies({}, 401, 404, 422),
+        openapi_extra=in_path("digest", DIGEST),
         response_model=None,
     )
     async def head_snapshot(request: Request) -> Response:
@@ -193,6 +198,7 @@ def _add_kept(app: FastAPI, service: Service) -> None:
         "/verdicts/{verdict_id}",
         summary="A kept verdict",
         responses=replies({"content": {"application/json": {"schema": {"type": "object"}}}}, 401, 404),
+        openapi_extra=in_path("verdict_id"),
         response_model=None,
     )
     async def verdict(request: Request) -> Response:
@@ -205,6 +211,7 @@ def _add_kept(app: FastAPI, service: Service) -> None:
         "/verdicts/{verdict_id}/logs",
         summary="What the verifier printed: the last 256 KiB",
         responses=replies({"content": _TEXT}, 401, 404),
+        openapi_extra=in_path("verdict_id"),
         response_model=None,
     )
     async def logs(request: Request) -> Response:
