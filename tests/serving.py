@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -20,6 +21,7 @@ from assay.server import Chosen, Graded, Limits, Settings
 from assay.server.running import Server, started
 from commands import make_task
 
+LIMITS = Limits()
 LIMITS = Limits()
 VERIFIER = "def verify(task_data):\n    return 1.0\n"
 
@@ -85,7 +87,9 @@ class Served:
 
     async def verify(self, key: str | None = None, *, headers: Mapping[str, str] = {}, **fields: Any) -> Reply:
         with_key = {"Idempotency-Key": key, **headers} if key is not None else dict(headers)
-        return await self.ask("POST", "/verify", json=fields, headers=with_key)
+        body = json.dumps(fields).encode()
+        # aiohttp would rather not be given much at once.
+        return await self.ask("POST", "/verify", data=body if len(body) < 2**20 else io.BytesIO(body), headers=with_key)
 
     async def ask(self, method: str, path: str, **options: Any) -> Reply:
         async with self.session.request(method, self.server.url + path, **options) as reply:
@@ -100,6 +104,13 @@ class Reply:
 
     def json(self) -> Any:
         return json.loads(self.body)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Let the event loop run until something has happened."""
+    async with asyncio.timeout(30):
+        while not true():
+            await asyncio.sleep(0)
 
 
 @asynccontextmanager

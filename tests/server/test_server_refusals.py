@@ -20,7 +20,7 @@ from schemathesis.core.result import Ok
 from assay.grading import WrongArgument
 from assay.server import Limits, Settings, serve
 from assay.server.running import refuse_open_address
-from serving import ScriptedGrader, make_dataset, served
+from serving import ScriptedGrader, make_dataset, served, until
 
 DIGEST = "sha256:" + "0" * 64
 TOKEN = "t" * 32
@@ -122,8 +122,7 @@ async def test_all_bodies_together_are_bounded(dataset: Path, tmp_path: Path) ->
     grader = ScriptedGrader(lambda *_: wait())
     async with served(dataset, grader, state=tmp_path / "state", limits=Limits(held_bytes=10_000)) as server:
         first = asyncio.create_task(server.verify(answer="a", padding="x" * 6000))
-        while not grader.visits:
-            await asyncio.sleep(0)
+        await until(lambda: bool(grader.visits))
         refused = await server.verify(answer="b", padding="x" * 6000)
         gate.set()
         assert (await first).status == 200

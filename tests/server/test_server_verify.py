@@ -12,7 +12,7 @@ import pytest
 
 from assay.failures import HEADER_NAME, FailureEvent, decode_header
 from assay.server import Limits
-from serving import ScriptedGrader, make_dataset, served
+from serving import ScriptedGrader, make_dataset, served, until
 
 WIRE = {
     "responses_create_params": {"input": [{"role": "user", "content": "2+2?"}]},
@@ -177,8 +177,7 @@ async def test_a_key_that_found_no_room_is_not_used_up(counting: Path, tmp_path:
     ) as server:
         asked = [asyncio.create_task(server.verify(name, answer=name)) for name in ("a", "b")]
         await gate.entered.wait()
-        while server.server.service.verifications.admission.waiting < 1:
-            await asyncio.sleep(0)
+        await until(lambda: server.server.service.verifications.admission.waiting == 1)
         refused = await server.verify("c", answer="c")
         gate.opened.set()
         await asyncio.gather(*asked)
@@ -205,8 +204,7 @@ async def abandon(server: Any, key: str | None, **fields: Any) -> None:
     named = f"Idempotency-Key: {key}\r\n" if key else ""
     writer.write(f"POST /verify HTTP/1.1\r\nHost: x\r\n{named}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     await writer.drain()
-    while not server.grader.visits[fields["answer"]]:
-        await asyncio.sleep(0)
+    await until(lambda: bool(server.grader.visits[fields["answer"]]))
     writer.close()
     await writer.wait_closed()
 
@@ -215,8 +213,7 @@ async def test_a_client_that_goes_away_takes_unkeyed_work_with_it(dataset: Path,
     gate = Gate()
     async with served(dataset, ScriptedGrader(gate), state=tmp_path / "state") as server:
         await abandon(server, None, answer="a")
-        while not server.grader.cancelled["a"]:
-            await asyncio.sleep(0)
+        await until(lambda: bool(server.grader.cancelled["a"]))
     assert server.grader.cancelled == {"a": 1}
 
 
@@ -224,8 +221,8 @@ async def test_keyed_work_goes_on_and_its_verdict_waits_for_the_resend(counting:
     gate = Gate(0.25)
     async with served(counting, ScriptedGrader(gate), state=tmp_path / "state") as server:
         await abandon(server, "k", answer="a")
-        while b"assay_abandoned_total 1.0" not in (await server.ask("GET", "/metrics")).body:
-            await asyncio.sleep(0)
+        metrics = server.server.service.metrics
+        await until(lambda: b"assay_abandoned_total 1.0" in metrics.text())
         gate.opened.set()
         reply = await server.verify("k", answer="a")
     assert (reply.json()["reward"], server.grader.visits, server.grader.cancelled) == (0.25, {"a": 1}, {})
