@@ -138,16 +138,20 @@ async def test_nothing_is_sent_that_is_not_asked_for(dataset: Path, tmp_path: Pa
 
 
 async def test_more_connections_than_allowed_wait(dataset: Path, tmp_path: Path) -> None:
-    async with served(dataset, state=tmp_path / "state", limits=Limits(connections=2)) as server:
-        async with connected(server) as first, connected(server), connected(server) as third:
-            third[1].write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-            first[1].write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert (await reply(first[0])).startswith(b"HTTP/1.1 200")
-            waiting = asyncio.create_task(reply(third[0]))
-            assert not waiting.done()
-            assert len(server.server.listener._connections()) == 2
-            first[1].close()
-            assert (await waiting).startswith(b"HTTP/1.1 200")
+    async with (
+        served(dataset, state=tmp_path / "state", limits=Limits(connections=2)) as server,
+        connected(server) as first,
+        connected(server),
+        connected(server) as third,
+    ):
+        third[1].write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        first[1].write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await reply(first[0])).startswith(b"HTTP/1.1 200")
+        waiting = asyncio.create_task(reply(third[0]))
+        assert not waiting.done()
+        assert len(server.server.listener._connections()) == 2
+        first[1].close()
+        assert (await waiting).startswith(b"HTTP/1.1 200")
 
 
 async def test_a_client_that_does_not_read_its_reply_holds_nothing_up(dataset: Path, tmp_path: Path) -> None:
