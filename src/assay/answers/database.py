@@ -53,6 +53,11 @@ class Database:
         return self._place.path
 
     @property
+    def writes(self) -> bool:
+        """Whether it was opened for writing."""
+        return self._writer is not None
+
+    @property
     def shared(self) -> bool:
         """Whether other processes may write to it at the same time: PostgreSQL."""
         return self._place.path is None

@@ -18,11 +18,12 @@ from assay.answers.place import Place
 
 _TABLE: Final = "assay_schema"
 _WORDS: Final = {
-    "sqlite": {"{serial}": "INTEGER PRIMARY KEY AUTOINCREMENT", "{bytes}": "BLOB", "{real}": "REAL"},
+    "sqlite": {"{serial}": "INTEGER PRIMARY KEY AUTOINCREMENT", "{bytes}": "BLOB", "{real}": "REAL", "{text}": "TEXT"},
     "postgresql": {
         "{serial}": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
         "{bytes}": "BYTEA",
         "{real}": "DOUBLE PRECISION",
+        "{text}": 'TEXT COLLATE "C"',
     },
 }
 
@@ -34,8 +35,9 @@ class Form:
     name: str
     """The kind: `runs`, say. A store of one kind is never opened as another."""
     steps: tuple[Sequence[str], ...]
-    """SQL statements of each step, for both kinds of database: `{serial}` stands for a key that counts up, `{bytes}` for the
-    type of bytes, `{real}` for a double. A step that was released is never changed; another is added."""
+    """SQL statements of each step, for both kinds of database: `{serial}` stands for a key that counts up, `{text}` for text
+    that sorts by its bytes, `{bytes}` for bytes, `{real}` for a double. A step that was released is never changed; another is
+    added."""
 
 
 def migrate(engine: Engine, place: Place, form: Form) -> None:

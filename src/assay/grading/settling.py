@@ -15,7 +15,7 @@ from assay.failures import FailureEvent
 from assay.workspaces import Found
 
 from .controls import run_controls
-from .decide import Ask, Controls, Evidence, Settled, decide
+from .decide import Ask, Controls, Evidence, Settled, decide, floor_is_known, floor_of
 from .evidence import EvidenceStore, Known, evidence_key, may_ask, tells, with_controls
 from .gathering import missing_artifacts
 from .job import Answer, Job
@@ -147,6 +147,10 @@ class Verification:
             dropped_files=tuple(asdict(found) for found in dropped[:_MOST_DROPPED]),
             rule=RULE if self._allowed else f"{RULE}:no-control",
             provisional=settled.provisional,
+            evidence={
+                "key": self._key,
+                "floor": floor_of(self._evidence) if floor_is_known(self._evidence) else None,
+            },
             proven=settled.proven,
             flaky=settled.flaky,
             caused_by=settled.caused_by,

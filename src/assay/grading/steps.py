@@ -96,6 +96,7 @@ def combined_verdict(task: Task, verdicts: Sequence[Verdict], began: float) -> V
         provisional=any(verdict.provisional for verdict in verdicts),
         proven=all(verdict.proven for verdict in verdicts),
         flaky=any(verdict.flaky for verdict in verdicts),
+        evidence=None,
         caused_by=blamed.caused_by if blamed is not None else None,
         failure=blamed.failure if blamed is not None else None,
         timing=Timing(

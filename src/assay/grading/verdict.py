@@ -59,6 +59,9 @@ class Verdict:
     """One that was written before a limit ended the verifier."""
     rule: str = RULE
     provisional: bool = False
+    evidence: Mapping[str, Any] | None = None
+    """`key`: under which evidence that this verifier works is kept; `floor`: the reward of "nothing achieved", None when it is
+    not known. What a store needs to settle a provisional verdict later. None for a multi-step task."""
     usage: Mapping[str, Any] = field(default_factory=dict)
     proven: bool = False
     """Whether this verifier was seen to give more than the floor for this task."""

@@ -1,0 +1,114 @@
+"""Who works on what: identities are leased to one process at a time, and a lease ends by itself when its holder does."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import StrEnum
+
+from sqlalchemy import Connection, and_, func, or_, select, tuple_, update
+
+from assay.answers.choice import Choice, Condition
+from assay.answers.rows import Claim, Identity
+from assay.answers.schema import identity
+from assay.answers.states import state_column
+
+
+class Need(StrEnum):
+    """What an identity is claimed for."""
+
+    ANSWER = "answer"
+    """No answer is kept: the agent has to run."""
+    VERDICT = "verdict"
+    """An answer is kept that has no verdict."""
+    RECOVERY = "recovery"
+    """Masked by something that may have passed."""
+    REGRADE = "regrade"
+    """An answer is kept, whatever its verdict."""
+
+
+def claim(
+    connection: Connection,
+    needs: Collection[Need],
+    limit: int,
+    *,
+    owner: str,
+    command_id: str,
+    now: float,
+    lease_s: float,
+    choice: Choice,
+    budget: int,
+    session_lost: bool,
+) -> list[Claim]:
+    """Lease up to `limit` identities that need one of these, in the run's order. Empty: there is nothing left to take.
+
+    Left out is what somebody holds, and what this command has already finished.
+    """
+    rows = identity.c
+    found = connection.execute(
+        select(rows.task_id, rows.rollout, rows.answer_id, rows.tries)
+        .where(
+            or_(*(_needing(need, budget, session_lost) for need in needs)),
+            or_(rows.lease_until.is_(None), rows.lease_until < now),
+            or_(rows.command_id.is_(None), rows.command_id != command_id),
+            *choice.conditions(),
+        )
+        .order_by(rows.position, rows.task_id, rows.rollout)
+        .limit(limit)
+        # In PostgreSQL: what another process is just taking is not waited for.
+        .with_for_update(skip_locked=True)
+    ).all()
+    claims = [Claim(Identity(row.task_id, row.rollout), row.answer_id, row.tries) for row in found]
+    if claims:
+        taken = tuple_(rows.task_id, rows.rollout).in_([(one.identity.task_id, one.identity.rollout) for one in claims])
+        connection.execute(update(identity).where(taken).values(lease_owner=owner, lease_until=now + lease_s))
+    return claims
+
+
+def waiting(
+    connection: Connection,
+    needs: Collection[Need],
+    *,
+    command_id: str | None,
+    choice: Choice,
+    budget: int,
+    session_lost: bool,
+) -> int:
+    """How many identities need one of these and were not finished by this command, those included that somebody holds."""
+    rows = identity.c
+    statement = select(func.count()).where(
+        or_(*(_needing(need, budget, session_lost) for need in needs)), *choice.conditions()
+    )
+    if command_id is not None:
+        statement = statement.where(or_(rows.command_id.is_(None), rows.command_id != command_id))
+    return int(connection.execute(statement).scalar_one())
+
+
+def renew(connection: Connection, owner: str, until: float) -> None:
+    """Make the leases of a process last longer."""
+    connection.execute(update(identity).where(identity.c.lease_owner == owner).values(lease_until=until))
+
+
+def release(connection: Connection, owner: str | None, one: Identity | None = None) -> None:
+    """Give back a lease, all leases of a process, or (without an owner) those of everybody."""
+    statement = update(identity).values(lease_owner=None, lease_until=None)
+    statement = statement.where(identity.c.lease_owner == owner if owner else identity.c.lease_owner.is_not(None))
+    connection.execute(statement.where(is_identity(one)) if one is not None else statement)
+
+
+def is_identity(one: Identity) -> Condition:
+    """The row of an identity."""
+    return and_(identity.c.task_id == one.task_id, identity.c.rollout == one.rollout)
+
+
+def _needing(need: Need, budget: int, session_lost: bool) -> Condition:
+    rows = identity.c
+    match need:
+        case Need.ANSWER:
+            return and_(rows.answer_id.is_(None), state_column(budget) == "missing")
+        case Need.VERDICT:
+            return and_(rows.answer_id.is_not(None), rows.verdict_seq.is_(None), state_column(budget) == "recoverable")
+        case Need.RECOVERY:
+            recoverable = state_column(budget, session_lost=session_lost) == "recoverable"
+            return and_(rows.verdict_seq.is_not(None), recoverable)
+        case Need.REGRADE:
+            return rows.answer_id.is_not(None)
