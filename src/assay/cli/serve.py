@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from .inputs import Place
+from .inputs import Place, judge_option
 from .output import print_json
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def _seconds(name: str, default: float, what: str) -> Callable[[F], F]:
     "--rootfs", metavar="NAME_OR_DIR|host", help="Root filesystem to grade on, in place of the tasks' images."
 )
 @click.option("--network", is_flag=True, help="Let verifiers use the network: none of them is stateless then.")
+@judge_option
 @click.option(
     "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="S", help="In place of the tasks' own limits."
 )
@@ -86,6 +87,7 @@ def command(
     sandbox: str,
     rootfs: str | None,
     network: bool,
+    judges: tuple[tuple[str, str], ...],
     timeout: float | None,
     no_control: bool,
     state: Path | None,
@@ -125,7 +127,7 @@ def command(
         port=port,
         grace_s=grace,
         tokens=_tokens(token_file),
-        grader=SandboxGrader(provider, rootfs, network, timeout, not no_control, state),
+        grader=SandboxGrader(provider, rootfs, network, timeout, not no_control, state, dict(judges)),
         network=network,
         state=state,
         keys=keys,

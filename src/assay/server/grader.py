@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from assay.client import judges_of
 from assay.grading import Verdict, grade
 from assay.sandbox import Provider
 from assay.workspaces import Unreadable, read_file, scratch_folder
@@ -49,6 +50,8 @@ class SandboxGrader:
     timeout_s: float | None = None
     control: bool = True
     state: Path | None = None
+    judges: Mapping[str, str] = field(default_factory=dict)
+    """Base URLs of judges by name, in place of the dataset's own."""
 
     async def __call__(
         self, chosen: Chosen, workspace: Path | None, response: Mapping[str, Any] | str | None
@@ -67,6 +70,7 @@ class SandboxGrader:
                 control=self.control,
                 logs=folder / "logs",
                 state=self.state,
+                judge=judges_of(chosen.task.settings.judges, self.judges),
             )
             log = await asyncio.to_thread(_read_log, folder / "logs")
         # The folder is gone; the server hands the log out itself.
