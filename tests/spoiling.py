@@ -10,7 +10,17 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-WAYS = ("undelivered", "dropped", "reset", "head cut", "body cut", "body reset", "unsized body cut", "garbage", "proxy's 502")
+WAYS = (
+    "undelivered",
+    "dropped",
+    "reset",
+    "head cut",
+    "body cut",
+    "body reset",
+    "unsized body cut",
+    "garbage",
+    "proxy's 502",
+)
 RESET = struct.pack("ii", 1, 0)
 
 
