@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -89,7 +89,9 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         """The verdict object of `assay verify --json`: JSON types only, in the order of the documentation."""
-        record = asdict(self)
+        # Its values are JSON already. `asdict` would copy each of them, deeply, for a tenth of a millisecond.
+        record: dict[str, Any] = {part.name: getattr(self, part.name) for part in fields(self)}
+        record["timing"] = asdict(self.timing)
         record["caused_by"] = self.caused_by.value if self.caused_by else None
         answer_id = record.pop("answer_id")
         return {"verdict_id": record.pop("verdict_id"), "answer_id": answer_id, **record}

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any, Final
 
 from assay.failures import HEADER_NAME, encode_header
 
 from .bodies import ClientGone, Receive, read_body, refuse_larger
-from .connections import CUT
+from .connections import CUT, ENDED
 from .refusal import Refused
 from .replies import Send, json_response, refusal_response, send_json
 from .request import read_deadline, read_key, read_verify
@@ -109,20 +109,17 @@ class Application:
         # Held for as long as the work holds it, even when the client is gone.
         running.task.add_done_callback(lambda _: service.held.give_back(size))
         del body
-        outcome = await self._outcome(running, receive, scope["state"][CUT])
+        outcome = await self._outcome(running, scope["state"])
         if outcome is not None:
             extra = [_REPLAYED] if outcome.replayed else []
             if outcome.report is not None:
                 extra.append((HEADER_NAME.lower().encode(), encode_header(outcome.report).encode()))
             await send_json(send, reply_of(request, outcome), extra)
 
-    async def _outcome(self, running: Running, receive: Receive, cut: Callable[[], None]) -> Outcome | None:
+    async def _outcome(self, running: Running, connection: Mapping[str, Any]) -> Outcome | None:
         """What the work came to; None when there is nobody to tell, or nothing that may be told."""
-        gone = asyncio.ensure_future(receive())
-        try:
-            await asyncio.wait((running.task, gone), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            gone.cancel()
+        # The connection's own end, not ASGI's message about it: that would be one more task for each request.
+        await asyncio.wait((running.task, connection[ENDED]), return_when=asyncio.FIRST_COMPLETED)
         if not running.task.done():
             self._service.metrics.abandoned()
             if not running.keyed:
@@ -131,7 +128,7 @@ class Application:
             return None
         if running.task.cancelled():
             # The server stops. Any status would be taken for the verifier's answer.
-            cut()
+            connection[CUT]()
             return None
         return running.task.result()
 

@@ -18,6 +18,9 @@ from .limits import Limits
 CUT: Final = "assay.cut"
 """In a request's `scope["state"]`: call it to cut the connection without a reply."""
 
+ENDED: Final = "assay.ended"
+"""In a request's `scope["state"]`: a future that is done when the connection is gone."""
+
 _NO_HEAD: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
 _NO_HTTP: Final = b"HTTP/1.1 400 Bad Request\r\n"
 
@@ -26,12 +29,45 @@ class _HeadTooLarge(Exception):
     pass
 
 
+class _Joining:
+    """A transport that sends what is written in one turn of the loop at once: a reply's head and body are one packet."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._waiting: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        if not self._waiting:
+            self._loop.call_soon(self._send)
+        self._waiting.append(data)
+
+    def close(self) -> None:
+        self._send()
+        self._transport.close()
+
+    def abort(self) -> None:
+        self._waiting.clear()
+        self._transport.abort()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def _send(self) -> None:
+        if self._waiting:
+            data = self._waiting[0] if len(self._waiting) == 1 else b"".join(self._waiting)
+            self._waiting.clear()
+            self._transport.write(data)
+
+
 class Connection(HttpToolsProtocol):
     """One client's connection."""
 
     def __init__(self, config: Config, state: ServerState, limits: Limits) -> None:
         """`state` is shared by all connections of a server."""
-        super().__init__(config, state, {CUT: self.cut})
+        self.ended = asyncio.get_running_loop().create_future()
+        """Set when the connection is gone."""
+        super().__init__(config, state, {CUT: self.cut, ENDED: self.ended})
         self._limits = limits
         self._timer: asyncio.TimerHandle | None = None
         self._between = False
@@ -39,8 +75,6 @@ class Connection(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
         self._too_large = False
-        self.ended = self.loop.create_future()
-        """Set when the connection is gone."""
 
     @property
     def busy(self) -> bool:
@@ -56,6 +90,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as the parent does
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
+        self.transport = _Joining(transport, self.loop)  # type: ignore[assignment] # has all that is used of one
         self._give(self._limits.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -21,6 +21,7 @@ REPLY_FIELDS: Final = ("reward", "mask_sample", "failure_kind", "failure_reason"
 
 _OWN: Final = frozenset({"task_id", "task_digest", "responses_create_params", "response", "workspace", *REPLY_FIELDS})
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+_compact: Final = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 _KEY_MAX: Final = 255
 _DEPTH_MAX: Final = 200
 """Objects and lists within each other. Every reader on the way to the verifier, the sandbox's Python included, can take these."""
@@ -163,7 +164,7 @@ def _refuse_depth(body: bytes, fields: Mapping[str, Any]) -> None:
 def _json_text(fields: Mapping[str, Any]) -> str:
     """As it is echoed. ASCII: a lone surrogate that came as an escape goes as one."""
     try:
-        return json.dumps(fields, allow_nan=False, separators=(",", ":"))
+        return _compact(fields)
     except ValueError:
         # 1e999 is valid JSON and no finite number here; it could not be sent back.
         raise Refused(422, "the body holds a number that is too large for a float") from None

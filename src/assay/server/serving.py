@@ -36,6 +36,8 @@ class Listener:
             interface="asgi3",
             log_config=None,
             access_log=False,
+            # Whoever may say where a request comes from may use another client's keys.
+            proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
         )
         self._config.load()

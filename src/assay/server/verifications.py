@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from assay.failures import FailureEvent
 from assay.failures.kinds import PERSISTENCE_FAILED, SESSION_LOST
@@ -160,11 +160,10 @@ class Verifications:
             async with self.uploads.workspace(request.workspace) as folder:
                 await self._announce(known, chosen)
                 graded = await self._grader(chosen, folder, request.response)
-        timing = replace(graded.verdict.timing, queue_s=round(queued_s, 6))
-        verdict = replace(graded.verdict, timing=timing)
+        verdict = graded.verdict
         self._metrics.verified(verdict, self.admission.clock() - began)
         try:
-            return await self._keep(verdict, graded.log, known)
+            return await self._keep(verdict, graded.log, known, queued_s)
         except FailureEvent as failure:
             # Nobody is told a verdict that may be forgotten.
             return _spoken(_not_kept(chosen, verdict, failure))
@@ -180,10 +179,13 @@ class Verifications:
                 f"what happens cannot be kept ({failure.reason}); nothing ran", retry_after_s=10
             ) from failure
 
-    async def _keep(self, verdict: Verdict, log: bytes, known: Key | None) -> Outcome:
-        outcome = _spoken(verdict)
+    async def _keep(self, verdict: Verdict, log: bytes, known: Key | None, queued_s: float = 0.0) -> Outcome:
+        outcome = _spoken(verdict, queued_s)
         await self.keys.finish(known, verdict.verdict_id, outcome.verdict, log)
         return outcome
+
+
+_json: Final = json.JSONEncoder(allow_nan=False).encode
 
 
 def reply_of(request: VerifyRequest, outcome: Outcome) -> bytes:
@@ -192,9 +194,10 @@ def reply_of(request: VerifyRequest, outcome: Outcome) -> bytes:
     return f'{echo}{outcome.read},"verdict":{outcome.verdict}}}'.encode("ascii")
 
 
-def _spoken(verdict: Verdict) -> Outcome:
+def _spoken(verdict: Verdict, queued_s: float = 0.0) -> Outcome:
     record = verdict.to_dict()
-    return _outcome(record, json.dumps(record, allow_nan=False))
+    record["timing"]["queue_s"] = round(queued_s, 6)
+    return _outcome(record, _json(record))
 
 
 def _outcome(record: Mapping[str, Any], verdict: str) -> Outcome:
@@ -206,7 +209,7 @@ def _outcome(record: Mapping[str, Any], verdict: str) -> Outcome:
         "failure_reason": None if graded else failure["reason"],
     }
     report = {"failure_id": failure["event_id"], "events": [failure]} if failure is not None else None
-    return Outcome(verdict, json.dumps(read)[1:-1], report)
+    return Outcome(verdict, _json(read)[1:-1], report)
 
 
 def _not_kept(chosen: Chosen, verdict: Verdict, failure: FailureEvent) -> Verdict:
