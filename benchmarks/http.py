@@ -21,7 +21,14 @@ from typing import Any
 
 BODY = {"response": {"output_text": "x" * 1900}, "expected_answer": "4"}
 CONNECTIONS = 32
-BUSY = "def verify(workspace):\n    end = __import__('time').process_time() + 0.2\n    while __import__('time').process_time() < end:\n        pass\n    return 1.0\n"
+BUSY = """\
+import time
+
+def verify(workspace):
+    while time.process_time() < 0.2:
+        pass
+    return 1.0
+"""
 
 
 def measure(rounds: int = 5, requests: int = 3000) -> dict[str, float]:
