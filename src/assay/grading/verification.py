@@ -25,6 +25,7 @@ from assay.sandbox import (
     Writable,
 )
 from assay.tasks import StagedTests, Task, resolve_env, verifier_environment
+from assay.verifiers.compiled import START
 from assay.workspaces import Caps, capture, find_inside, list_folder, scratch_folder
 
 from .bases import find_python, verifier_workdir
@@ -36,7 +37,7 @@ from .job import Answer, Job
 from .observation import Observation, Run, Standing, graded, not_graded
 from .rewards import MissingReward, Reward, RewardRule, read_reward
 from .siblings import Setting
-from .staging import TESTS, laid_tests
+from .staging import TESTS, Laid, laid_tests
 from .starvation import starved
 from .verdict import Timing
 
@@ -81,7 +82,7 @@ async def verify_once(job: Job, answer: Answer, logs: Path | None = None) -> Obs
                     await check_health(job, sandbox)
                 prepared = time.monotonic()
                 env = _environment(job, answer, laid.staged, broker)
-                argv, fds = _command(job, answer, laid.staged, channel, env.get("PATH"))
+                argv, fds = _command(job, answer, laid, channel, env.get("PATH"))
                 if broker is not None:
                     broker.begin(job.limit_s)
                 result = await sandbox.exec(
@@ -171,13 +172,14 @@ async def _broker(job: Job, answer: Answer) -> AsyncIterator[Broker | None]:
 
 
 def _command(
-    job: Job, answer: Answer, staged: StagedTests, channel: Channel, path: str | None
+    job: Job, answer: Answer, laid: Laid, channel: Channel, path: str | None
 ) -> tuple[list[str], tuple[int, ...]]:
     """What is started, and the descriptors it gets: our own runner directly, as the shim would.
 
     Where no interpreter is seen, the shim says what is missing. Only the channel counts then too: files alone never decide
     what our own runner was to grade.
     """
+    staged = laid.staged
     if not staged.is_shim:
         return ["bash", f"{TESTS}/test.sh"], ()
     base = job.base if answer.root is None else replace(job.base, folder=answer.root)
@@ -185,7 +187,8 @@ def _command(
     if python is None:
         return ["bash", f"{TESTS}/test.sh"], (channel.theirs,)
     # By its own path and with -I: PATH, PYTHONPATH and HOME may lead into the workspace, and `site` would run what is there.
-    argv = [python, "-I", f"{TESTS}/.ng/run_verifier.py", "--verifier", f"{TESTS}/{staged.verifier_path}"]
+    runner = ["-c", START, f"{TESTS}/.ng"] if laid.compiled else [f"{TESTS}/.ng/run_verifier.py"]
+    argv = [python, "-I", *runner, "--verifier", f"{TESTS}/{staged.verifier_path}"]
     argv += ["--workspace", job.workdir, "--reward-dir", LOGS, "--verdict-fd", str(channel.theirs)]
     if staged.task_data_path is not None:
         argv += ["--task-data", f"{TESTS}/{staged.task_data_path}"]

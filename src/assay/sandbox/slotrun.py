@@ -112,12 +112,17 @@ class SlotRun:
                 prepare(self._slot, self._blueprint, parked.control)
             self._slot.prepared = None
             self._send(parked)
-            if not await patience.until_readable(parked.control.fileno(), SETUP_S):
-                raise SetupFailed(f"the sandbox was not set up within {SETUP_S:g} s")
-            if self._listen():
+            deadline = time.monotonic() + SETUP_S
+            while not self._said.keys() - {"waiting"}:
+                if not await patience.until_readable(parked.control.fileno(), deadline - time.monotonic()):
+                    raise SetupFailed(f"the sandbox was not set up within {SETUP_S:g} s")
+                if not self._listen():
+                    break
+            else:
                 break
             # Killed before anything of a task's ran in it: another does as well.
             self._drop()
+            self._said.clear()
         if "failed" in self._said:
             raise SetupFailed(self._said["failed"])
         if not self._said:

@@ -143,8 +143,9 @@ class Slot:
 
     @property
     def waits(self) -> bool:
-        """Whether a fork is there and waits for a command, or the server has ended."""
-        return self._server is not None and readable_now(self._server.sock.fileno())
+        """Whether a fork is there and has done all that it can before a request."""
+        control = self.control
+        return control is not None and readable_now(control.fileno())
 
     @property
     def end_fd(self) -> int | None:

@@ -204,10 +204,9 @@ def drop_capabilities() -> None:
     _checked(_libc.capset(ctypes.create_string_buffer(header, len(header)), ctypes.create_string_buffer(24)), "capset")
 
 
-def loopback_up() -> None:
-    """Bring up `lo` of this network namespace."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", _IFF_UP))
+def loopback_up(any_socket: socket.socket) -> None:
+    """Bring up `lo` of the socket's network namespace."""
+    fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", _IFF_UP))
 
 
 def hide_command_line(name: str) -> None:

@@ -43,6 +43,7 @@ def become(control: socket.socket, settings: Settings) -> None:
     try:
         score = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
         proc, dev = _wait_here(settings)
+        wire.send(control, "waiting")
         _, fields, mounts = wire.receive(control)
         _build(fields, mounts, settings, proc, dev)
         # Before the command is known: from here on this process has no right that the command has not.

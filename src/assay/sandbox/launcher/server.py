@@ -74,11 +74,11 @@ def _begin(sock: socket.socket, fields: Mapping[str, Any], fds: Sequence[int]) -
     if select.select([supervisor], [], [], 0)[0]:
         os._exit(0)
     os.close(supervisor)
-    _prepare(fields, devices)
+    network = _prepare(fields, devices)
     program = bytes.fromhex(fields["program"]) if fields["program"] is not None else None
     by_root = fields["uids"] is not None
     settings = sandbox.Settings(user if by_root else None, user, groups, program, host=not by_root)
-    _serve(sock, settings, fields, owners)
+    _serve(sock, settings, network, owners)
 
 
 def _namespace_fd(ids: str) -> int:
@@ -164,21 +164,19 @@ def _keep(supervisor: int, server: int) -> None:
     os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
 
 
-def _prepare(fields: Mapping[str, Any], devices: Sequence[int]) -> None:
-    """Move the server into namespaces and a root of its own, and give up what no sandbox may have."""
+def _prepare(fields: Mapping[str, Any], devices: Sequence[int]) -> _Network | None:
+    """Move the server into namespaces and a root of its own, and give up what no sandbox may have.
+
+    Returns its own network; None where its sandboxes have the host's.
+    """
     kinds = kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS
     kernel.unshare(kinds, "mount, ipc and uts namespaces")
-    if not fields["network"]:
-        _fresh_network()
+    network = None if fields["network"] else _Network()
     # Sandboxes copy it.
     socket.sethostname(fields["hostname"])
     _make_root(fields, devices, keep_host=fields["uids"] is None)
     kernel.forget_bounding_capabilities()
-
-
-def _fresh_network() -> None:
-    kernel.unshare(kernel.NEWNET, "network namespace")
-    kernel.loopback_up()
+    return network
 
 
 def _make_root(fields: Mapping[str, Any], devices: Sequence[int], *, keep_host: bool) -> None:
@@ -214,10 +212,9 @@ def _make_devices(folder: str, fields: Mapping[str, Any], devices: Sequence[int]
     kernel.set_mount(folder, kernel.RDONLY | kernel.NOSUID | kernel.NODEV)
 
 
-def _serve(sock: socket.socket, settings: sandbox.Settings, fields: Mapping[str, Any], owners: int) -> None:
+def _serve(sock: socket.socket, settings: sandbox.Settings, network: _Network | None, owners: int) -> None:
     """Answer the supervisor until it has no more to ask."""
     home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-    quiet = _network_counts()
     wire.send(sock, "ready", None, [os.pidfd_open(os.getpid()), *([owners] if owners >= 0 else [])])
     if owners >= 0:
         os.close(owners)
@@ -239,10 +236,8 @@ def _serve(sock: socket.socket, settings: sandbox.Settings, fields: Mapping[str,
             # Dead already, or wanted dead: one sandbox at a time.
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-        if not fields["network"] and _network_counts() != quiet:
-            # A connection that lingers (TIME_WAIT) would be seen by the next sandbox, and keeps its port.
-            _fresh_network()
-            quiet = _network_counts()
+        if network is not None:
+            network.clean()
         child = _fork(sock, control, home, settings)
         pidfd = os.pidfd_open(child)
         wire.send(sock, "parked", None, [pidfd])
@@ -262,20 +257,40 @@ def _fork(sock: socket.socket, control: int, home: int, settings: sandbox.Settin
     return child
 
 
-def _network_counts() -> list[bytes]:
-    """How many sockets of each kind this network namespace has, the dead ones that linger included."""
-    found = []
-    for name in ("sockstat", "sockstat6"):
-        try:
-            file = os.open(f"/proc/self/net/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            # A kernel without IPv6.
-            continue
-        lines = os.read(file, 4096).splitlines()
-        os.close(file)
-        for line in lines:
-            words = line.split()
-            # `alloc` and `mem` count the whole machine's.
-            pairs = zip(words[1::2], words[2::2], strict=False)
-            found.append(words[0] + b"".join(b" %s %s" % pair for pair in pairs if pair[0] not in (b"alloc", b"mem")))
-    return found
+class _Network:
+    """The network namespace that the sandboxes of a slot have one after the other."""
+
+    def __init__(self) -> None:
+        self._fresh()
+
+    def clean(self) -> None:
+        """Replace it unless it is as it was: a connection that lingers (TIME_WAIT) would be seen, and keeps its port."""
+        if self._counts() != self._quiet:
+            self._socket.close()
+            self._fresh()
+
+    def _fresh(self) -> None:
+        kernel.unshare(kernel.NEWNET, "network namespace")
+        # Kept open: the kernel would go on counting it for a while after its end.
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        kernel.loopback_up(self._socket)
+        self._quiet = self._counts()
+
+    def _counts(self) -> list[bytes]:
+        found = []
+        for name in ("sockstat", "sockstat6"):
+            try:
+                file = os.open(f"/proc/self/net/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                # A kernel without IPv6.
+                continue
+            lines = os.read(file, 4096).splitlines()
+            os.close(file)
+            for line in lines:
+                words = line.split()
+                # `alloc` and `mem` count the whole machine's.
+                pairs = zip(words[1::2], words[2::2], strict=False)
+                found.append(
+                    words[0] + b"".join(b" %s %s" % pair for pair in pairs if pair[0] not in (b"alloc", b"mem"))
+                )
+        return found
