@@ -242,6 +242,44 @@ async def test_a_bug_is_said_to_be_one_and_a_run_that_may_not_be_repeated_is_not
     assert (second.status, second.json()["failure_kind"], server.grader.visits) == (200, "session_lost", {"a": 1})
 
 
+async def test_a_failure_before_the_sandbox_is_a_masked_row(counting: Path, tmp_path: Path) -> None:
+    def full(*_: object) -> float:
+        raise FailureEvent("provider_unavailable", "the disk is full")
+
+    async with served(counting, ScriptedGrader(full), state=tmp_path / "state") as server:
+        first = await server.verify("k", answer="a")
+        second = await server.verify("k", answer="a")
+    assert (first.status, first.json()["failure_kind"], second.body) == (200, "provider_unavailable", first.body)
+    assert first.json()["verdict"]["caused_by"] == "infrastructure"
+
+
+async def test_a_store_that_fails_gives_no_verdict_and_no_false_one(
+    counting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is told a verdict that is not on disk; and while nothing can be looked up, nothing runs."""
+
+    async def fails(*_: object) -> None:
+        raise FailureEvent("persistence_failed", "the disk is full")
+
+    async with served(counting, state=tmp_path / "state") as server:
+        keys = server.server.service.keys
+        with monkeypatch.context() as patch:
+            patch.setattr(keys, "finish", fails)
+            not_kept = await server.verify("a", answer="a")
+        lost = await server.verify("a", answer="a")
+        with monkeypatch.context() as patch:
+            patch.setattr(keys, "find", fails)
+            not_found = await server.verify("b", answer="b")
+        with monkeypatch.context() as patch:
+            patch.setattr(keys, "start", fails)
+            not_started = await server.verify("c", answer="c")
+    assert (not_kept.json()["failure_kind"], not_kept.json()["mask_sample"]) == ("persistence_failed", True)
+    assert lost.json()["failure_kind"] == "session_lost"
+    for refused in (not_found, not_started):
+        assert (refused.status, refused.json()["kind"]) == (503, "assay:not_admitted")
+    assert server.grader.visits == {"a": 1}
+
+
 async def test_many_tasks(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "dataset", tasks=("one", "two"))
     async with served(dataset, state=tmp_path / "state") as server:

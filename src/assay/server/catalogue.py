@@ -21,6 +21,8 @@ from .request import VerifyRequest
 
 _LOOK_AGAIN_S: Final = 1.0
 """A task's files are looked at again at most so often, and for at most a twentieth of the time."""
+_NAME_MAX: Final = 300
+"""Characters of a name that is worth a guess at what was meant."""
 _WEAKEST_FIRST: Final = ("unsupported", "unknown", "stateless")
 
 
@@ -94,7 +96,7 @@ class Catalogue:
         """The task of that id, as it is now, its digests computed. Raises `Refused` (404, or 409 when it went bad)."""
         known = self._known.get(task_id)
         if known is None:
-            guess = nearest(task_id, list(self._known)[:1000])
+            guess = nearest(task_id, list(self._known)[:1000]) if len(task_id) <= _NAME_MAX else None
             hint = f"; did you mean {guess!r}?" if guess else " (GET /tasks lists them)"
             raise Refused(404, f"task_id: there is no task {shown(task_id)} here{hint}", field="task_id")
         if self._clock() >= known.look_at:

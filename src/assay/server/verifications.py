@@ -15,7 +15,7 @@ from assay.grading import CausedBy, Verdict, failed_verdict
 
 from .admission import Admission, Deadline
 from .catalogue import Catalogue, Chosen
-from .grader import Grader
+from .grader import Graded, Grader
 from .keys import Kept, Key, KeyStore
 from .metrics import Metrics
 from .refusal import NotAdmitted, malformed
@@ -117,7 +117,10 @@ class Verifications:
             task.exception()
 
     async def _keyed(self, request: VerifyRequest, client: str, key: str, deadline: Deadline) -> Outcome:
-        kept = await self.keys.find(client, key)
+        try:
+            kept = await self.keys.find(client, key)
+        except FailureEvent as failure:
+            raise _not_looked_up(failure) from failure
         if kept is None:
             return await self._verify(request, client, deadline, key)
         if kept.body != request.body_digest:
@@ -143,7 +146,10 @@ class Verifications:
             caused_by=CausedBy.INFRASTRUCTURE,
         )
         known = Key(client, key, kept.body, kept.task_id, kept.task_digest, kept.verifier_digest)
-        return await self._keep(verdict, b"", known)
+        try:
+            return await self._keep(verdict, b"", known)
+        except FailureEvent as error:
+            raise _not_looked_up(error) from error
 
     async def _verify(self, request: VerifyRequest, client: str, deadline: Deadline, key: str | None = None) -> Outcome:
         chosen = await self.catalogue.choose(request)
@@ -159,7 +165,10 @@ class Verifications:
             self._begun.add(_this_task())
             async with self.uploads.workspace(request.workspace) as folder:
                 await self._announce(known, chosen)
-                graded = await self._grader(chosen, folder, request.response)
+                try:
+                    graded = await self._grader(chosen, folder, request.response)
+                except FailureEvent as failure:
+                    graded = Graded(failed_verdict(failure, chosen.task), b"")
         verdict = graded.verdict
         self._metrics.verified(verdict, self.admission.clock() - began)
         try:
@@ -225,6 +234,10 @@ def _not_kept(chosen: Chosen, verdict: Verdict, failure: FailureEvent) -> Verdic
         timing=verdict.timing,
         caused_by=CausedBy.INFRASTRUCTURE,
     )
+
+
+def _not_looked_up(failure: FailureEvent) -> NotAdmitted:
+    return NotAdmitted(f"what is kept cannot be reached ({failure.reason}); nothing ran", retry_after_s=10)
 
 
 def _this_task() -> asyncio.Task[Outcome]:
