@@ -22,6 +22,7 @@ from click.testing import CliRunner
 from assay.answers import StoreUnusable
 from assay.cli.main import cli
 from assay.server.keys import open_keys
+from assay.server.running import keys_of
 from assay.tasks import TaskInvalid
 from commands import ASSAY, make_task
 
@@ -184,7 +185,7 @@ async def test_a_second_server_on_the_same_keys_is_refused(tmp_path: Path) -> No
     dataset = counting_task(tmp_path / "dataset", "stateless")
     async with process(dataset, tmp_path / "state"):
         with pytest.raises(StoreUnusable, match="another server has it"):
-            open_keys(tmp_path / "state" / "server" / "dataset.sqlite")
+            open_keys(keys_of(dataset, tmp_path / "state"))
 
 
 async def test_tokens_of_a_file(tmp_path: Path) -> None:

@@ -115,6 +115,8 @@ def command(
     from assay.server import Limits, SandboxGrader, Settings, serve
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    # What somebody sent that is no HTTP was answered, and is nothing to fill a log with.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     try:
         provider = get_provider(sandbox)
         # Looking ends, too, what a server that was killed had left running, before anything is verified again.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import ipaddress
 import logging
 import os
@@ -11,6 +12,7 @@ import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,6 +80,8 @@ async def serve(settings: Settings, *, ready: Callable[[str, Catalogue], None] =
         (hurried if stopping.is_set() else stopping).set()
 
     loop = asyncio.get_running_loop()
+    # Each verification spends much of its time in threads, and their usual number knows nothing of `concurrency`.
+    loop.set_default_executor(ThreadPoolExecutor(2 * settings.concurrency + 8, thread_name_prefix="assay-server"))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     try:
@@ -119,15 +123,14 @@ async def opened_service(settings: Settings) -> AsyncIterator[Service]:
     """A server's parts, closed at the end of the block."""
     catalogue = await asyncio.to_thread(load_catalogue, settings.dataset, network=settings.network)
     state = state_dir(settings.state)
-    path = settings.keys or state / "server" / f"{settings.dataset.resolve().name}.sqlite"
-    keys = await asyncio.to_thread(open_keys, path)
-    admission = Admission(settings.concurrency, settings.limits.queue)
-    metrics = Metrics(admission)
     uploads = Uploads(
         Snapshots(state / "server" / "snapshots", unpacked=state / "unpacked"),
         state / "server" / "uploads",
         settings.limits.snapshot_bytes,
     )
+    keys = await asyncio.to_thread(open_keys, settings.keys or keys_of(settings.dataset, state))
+    admission = Admission(settings.concurrency, settings.limits.queue)
+    metrics = Metrics(admission)
     verifications = Verifications(catalogue, settings.grader, keys, uploads, admission, metrics)
     service = Service(
         catalogue,
@@ -147,6 +150,12 @@ async def opened_service(settings: Settings) -> AsyncIterator[Service]:
         pruning.cancel()
         await asyncio.gather(pruning, return_exceptions=True)
         await keys.aclose()
+
+
+def keys_of(dataset: Path, state: Path) -> Path:
+    """Where the keys and verdicts of a dataset are kept, when nothing else is said."""
+    place = dataset.resolve()
+    return state / "server" / f"{place.name}-{hashlib.sha256(os.fsencode(place)).hexdigest()[:8]}.sqlite"
 
 
 async def drain(server: Server, grace_s: float, hurried: asyncio.Event | None = None) -> None:
