@@ -74,6 +74,7 @@ async def grade(
     network: bool = False,
     timeout_s: float | None = None,
     control: bool = True,
+    warm: bool = True,
     logs: Path | str | None = None,
     state: Path | str | None = None,
     judge: AskJudge | None = None,
@@ -96,6 +97,7 @@ async def grade(
         network: whether the verifier may use the network.
         timeout_s: wall-clock seconds in place of the task's own limit.
         control: False runs no repeat, no untouched environment and no solution for evidence's sake.
+        warm: False starts an interpreter anew for each Python verifier, also where the provider has one ready to be forked.
         logs: a folder that gets one `attempt-N` folder for each run of the verifier on the answer (for a multi-step task
             in a folder for each step).
         state: where evidence and root filesystems are kept (`state_dir`).
@@ -134,6 +136,7 @@ async def grade(
             task_data=task_data,
             network=network,
             timeout_s=timeout_s,
+            warm=warm,
             judge=judge,
         )
         for folder in bases_of(jobs):

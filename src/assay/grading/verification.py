@@ -77,27 +77,29 @@ async def verify_once(job: Job, answer: Answer, logs: Path | None = None) -> Obs
             channel = stack.enter_context(Channel())
             laid = await stack.enter_async_context(laid_tests(job, answer.response, own))
             answer = await gather(job, answer, own / "gathered")
-            async with _broker(job, answer) as broker, _sandbox(job, answer, laid.mounts, broker) as sandbox:
-                if answer.root is not None:
-                    await check_health(job, sandbox)
-                prepared = time.monotonic()
-                env = _environment(job, answer, laid.staged, broker)
-                argv, fds = _command(job, answer, laid, channel, env.get("PATH"))
-                if broker is not None:
-                    broker.begin(job.limit_s)
-                result = await sandbox.exec(
-                    argv,
-                    cwd=verifier_workdir(job.task, job.workdir),
-                    env=env,
-                    timeout_s=job.limit_s,
-                    merge_stderr=True,
-                    pass_fds=fds,
-                )
-                ran = time.monotonic()
-                written = await sandbox.get(LOGS)
-                seen = await asyncio.to_thread(_read_whatever, job, result, written, channel if fds else None, logs)
-                if broker is not None:
-                    seen = with_broker(seen, broker)
+            broker = await stack.enter_async_context(_broker(job, answer))
+            env = _environment(job, answer, laid.staged, broker)
+            argv, fds = _command(job, answer, laid, channel, env.get("PATH"))
+            interpreter = argv[0] if job.warm and answer.root is None and argv[1:3] == ["-I", "-c"] else None
+            sandbox = await stack.enter_async_context(_sandbox(job, answer, laid.mounts, broker, interpreter))
+            if answer.root is not None:
+                await check_health(job, sandbox)
+            prepared = time.monotonic()
+            if broker is not None:
+                broker.begin(job.limit_s)
+            result = await sandbox.exec(
+                argv,
+                cwd=verifier_workdir(job.task, job.workdir),
+                env=env,
+                timeout_s=job.limit_s,
+                merge_stderr=True,
+                pass_fds=fds,
+            )
+            ran = time.monotonic()
+            written = await sandbox.get(LOGS)
+            seen = await asyncio.to_thread(_read_whatever, job, result, written, channel if fds else None, logs)
+            if broker is not None:
+                seen = with_broker(seen, broker)
     except OSError as error:
         # The host's own disk, descriptors or processes: nothing the task or the answer can be blamed for.
         failure = FailureEvent("provider_unavailable", f"the verification could not be prepared: {error}")
@@ -117,7 +119,9 @@ def standing_of(failure: FailureEvent) -> Standing:
 
 
 @contextlib.asynccontextmanager
-async def _sandbox(job: Job, answer: Answer, tests: tuple[Mount, ...], broker: Broker | None) -> AsyncIterator[Sandbox]:
+async def _sandbox(
+    job: Job, answer: Answer, tests: tuple[Mount, ...], broker: Broker | None, interpreter: str | None
+) -> AsyncIterator[Sandbox]:
     mounts: list[Mount] = [*tests, Writable(LOGS)]
     if broker is not None:
         mounts.append(broker.mount)
@@ -142,6 +146,7 @@ async def _sandbox(job: Job, answer: Answer, tests: tuple[Mount, ...], broker: B
         job.terms.limits,
         BaseUse.READ_ONLY if answer.root is None else BaseUse.OVERLAID,
         account.uid if account is not None else None,
+        interpreter,
     )
     try:
         sandbox = await job.provider.create(spec)

@@ -140,6 +140,9 @@ class SandboxSpec:
     user: int | None = None
     """The uid, and gid of the same number, that a command sees itself under where `USER_MAPPING` holds; 0 is a root without
     privileges. None: the provider's own choice. On the host it is the sandbox's own uid all the same."""
+    interpreter: str | None = None
+    """A Python in the base, by its absolute path, that commands are to be: `[interpreter, "-I", "-c", program, …]`. A provider
+    may keep one ready and fork it in place of starting it anew; what a command can see of that is the provider's to say."""
 
 
 class Ended(StrEnum):

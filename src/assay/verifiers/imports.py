@@ -10,7 +10,7 @@ has loaded by then, and no name from `__future__` or `typing`.
 """
 
 # A path entry is text, and pathlib would take longer to load than everything here.
-# ruff: noqa: PTH100, PTH112, PTH113, PTH117, PTH118, PTH120
+# ruff: noqa: PTH100, PTH112, PTH208, PTH113, PTH117, PTH118, PTH120
 
 import _frozen_importlib_external as machinery
 import _imp
@@ -153,6 +153,21 @@ def guard(home: str, manifest: "Optional[Manifest]") -> None:
         for entry in [entry for entry in sys.path_importer_cache if listed.key(entry) is not None]:
             del sys.path_importer_cache[entry]
         sys.path_hooks.insert(0, lambda entry: _finder(listed, entry))
+
+
+def unload(ready: "frozenset[str]", *folders: str) -> None:
+    """Forget the modules in `ready`, loaded before anybody asked for them, whose names the files of these folders have.
+
+    An interpreter that was just started would find those files.
+    """
+    names: "set[str]" = set()
+    for folder in folders:
+        try:
+            names.update(entry.partition(".")[0] for entry in os.listdir(folder))
+        except OSError:
+            continue
+    for module in [module for module in ready if module.partition(".")[0] in names]:
+        sys.modules.pop(module, None)
 
 
 class OwnPackages:

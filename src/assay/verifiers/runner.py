@@ -82,6 +82,8 @@ DEFAULT_REWARD_DIR = "/logs/verifier"
 USAGE = """usage: run_verifier.py --verifier FILE --workspace DIR
            [--task-data FILE] [--response FILE] [--reward-dir DIR] [--verdict-fd N]"""
 
+# A fork of an interpreter that had them loaded: what only such a one would have is not in a verifier's way.
+_READY: "frozenset[str]" = globals().get("READY_MODULES", frozenset())
 _OPTIONS = ("--verifier", "--workspace", "--task-data", "--response", "--reward-dir", "--verdict-fd")
 _OWN_FILES = {__file__, *(str(part.__file__) for part in (calling, delivery, imports, rewards))}
 
@@ -254,6 +256,8 @@ def _prepared(verifier: Path, workspace: Path) -> "tuple[Any, Any]":
     if __name__ == "__main__":
         imports.tidy_path(_given_path, _standard_path, os.fspath(workspace))
     place_on_path(home, verifier.parent, tests)
+    if __name__ == "__main__":
+        imports.unload(_READY, os.fspath(verifier.parent), tests)
     imports.guard(home, manifest)
     return manifest, _load(verifier, _laid(verifier, manifest, "the verifier", listed=True), manifest)
 
