@@ -132,6 +132,7 @@ async def test_killed_in_the_middle_of_many(tmp_path: Path, mode: str) -> None:
     # What was told before the kill is what is told after it.
     assert all(replies[number]["verdict"] == said["verdict"] for number, said in before.items())
     kinds = Counter(said["failure_kind"] for said in replies)
+    print(f"{COUNT} asked, {len(before)} answered before the kill, then {dict(kinds)}")
     graded = [said for said in replies if not said["mask_sample"]]
     assert all(said["reward"] == said["number"] for said in graded)
     if mode == "stateless":
