@@ -150,6 +150,15 @@ async def test_a_key_is_its_clients_own(dataset: Path, tmp_path: Path) -> None:
             assert (reply.status, reply.headers.get("Idempotency-Replayed")) == (200, None)
 
 
+async def test_nobody_says_by_a_header_that_he_is_another_client(dataset: Path, tmp_path: Path) -> None:
+    async with served(dataset, state=tmp_path / "state") as server:
+        await server.verify("k", answer="a")
+        spoofed = await server.verify(
+            "k", answer="b", headers={"X-Forwarded-For": "192.0.2.1", "Forwarded": "for=192.0.2.1"}
+        )
+    assert (spoofed.status, spoofed.json()["field"]) == (422, "Idempotency-Key")
+
+
 @pytest.mark.parametrize(
     ("fields", "status"),
     [
