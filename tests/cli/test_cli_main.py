@@ -13,7 +13,7 @@ import pytest
 
 from commands import ASSAY, make_task
 
-COMMANDS = ["check", "doctor", "init", "lint", "publish", "rootfs", "verify"]
+COMMANDS = ["check", "doctor", "init", "lint", "publish", "rootfs", "serve", "verify"]
 
 
 def test_help_names_every_command() -> None:

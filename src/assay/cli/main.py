@@ -21,6 +21,7 @@ _COMMANDS = {
     "init": "Make a task folder that grades at once.",
     "lint": "Say what is wrong with a task or a dataset, before it runs.",
     "publish": "Write a dataset as Harbor tasks that any Harbor runs.",
+    "serve": "Verify over HTTP, each answer exactly once.",
     "rootfs": "Import, list and remove images as folders to grade on.",
     "doctor": "Try which guarantees hold on this machine.",
 }
