@@ -97,11 +97,7 @@ def _wait_for_runner(running: subprocess.Popen[bytes]) -> int:
                 command = (entry / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if (
-                command[0].endswith(b"python3")
-                and b"/tests/.ng" in command
-                and _is_below(entry, running.pid)
-            ):
+            if command[0].endswith(b"python3") and b"/tests/.ng" in command and _is_below(entry, running.pid):
                 return int(entry.name)
     running.kill()
     raise AssertionError(running.communicate())
