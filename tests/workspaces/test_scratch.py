@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from assay.failures import FailureEvent
-from assay.workspaces import scratch, scratch_folder
+from assay.workspaces import finish_removals, scratch, scratch_folder
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root may do what this test does")
 SHM = pytest.mark.skipif(not scratch._is_tmpfs(Path("/dev/shm")), reason="/dev/shm is no writable tmpfs here")
@@ -309,3 +309,35 @@ def test_roots_scratch_lies_where_a_sandboxs_own_uid_can_pass(place, mode, open_
     with scratch_folder("x") as folder:
         assert (folder.parent.parent == inside) is open_to_others
         assert all(parent.stat().st_mode & 0o001 for parent in (folder, *folder.parents))
+
+
+def test_what_is_removed_later_is_gone_when_asked_for_and_at_the_end(tmp_path: Path) -> None:
+    with scratch_folder("one", later=True) as one:
+        (one / "file").write_text("x")
+    finish_removals()
+    assert not one.exists()
+    # Left to the end of an interpreter, in a block that only that closes.
+    program = (
+        "import sys; from assay.workspaces import scratch_folder\n"
+        "a = scratch_folder('a', later=True); b = scratch_folder('b', later=True)\n"
+        "print(a.__enter__()); print(b.__enter__()); a.__exit__(None, None, None)\n"
+        "if sys.argv[1] == 'raise': raise SystemExit\n"
+    )
+    for how in ("end", "raise"):
+        env = {**os.environ, "TMPDIR": str(tmp_path)}
+        done = subprocess.run([sys.executable, "-c", program, how], capture_output=True, env=env, timeout=60, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert [Path(line).exists() for line in done.stdout.splitlines()] == [False, False]
+
+
+def test_only_so_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch, "_tidier", scratch._Tidier())
+    monkeypatch.setattr(scratch, "_LATER_MOST", 2)
+    monkeypatch.setattr(scratch, "_LATER_S", 60.0)
+    left = []
+    for number in range(4):
+        with scratch_folder(str(number), later=True) as folder:
+            left.append(folder)
+    assert [folder.exists() for folder in left] == [True, True, False, False]
+    finish_removals()
+    assert not any(folder.exists() for folder in left)

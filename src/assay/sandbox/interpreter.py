@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from assay.sandbox.command import whole_environment
 from assay.sandbox.hosted import Command
-from assay.sandbox.sources import Source
 
 _EARLY = ("GLIBC_", "LANG", "LC_", "LD_", "LOCPATH", "MALLOC_", "NLSPATH")
 """How the names begin of the variables that are read before an interpreter's first line."""
@@ -20,8 +17,6 @@ class Interpreter:
 
     path: str
     """Absolute, in the base."""
-    lay_out: Callable[[], tuple[Sequence[Mapping[str, Any]], Sequence[Source]]] = field(compare=False, repr=False)
-    """How the base is to be laid out for the server that starts it: steps as the launcher is told of them, and their sources."""
 
     @property
     def env(self) -> dict[str, str]:

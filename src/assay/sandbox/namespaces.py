@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +31,7 @@ from assay.sandbox.runtime import descriptors
 from assay.sandbox.slotpool import POOL
 from assay.sandbox.slotrun import Blueprint, SlotRun, prepare
 from assay.sandbox.slots import Slot
-from assay.sandbox.sources import Source
+from assay.sandbox.sources import NOTHING, Laid, Source
 from assay.sandbox.trial import try_out
 
 _QUIET = kernel.NOSUID | kernel.NODEV
@@ -89,7 +91,8 @@ def _make(spec: SandboxSpec) -> HostedSandbox:
     except BaseException:
         parts.free()
         raise
-    steps, sources = _told(plan.steps, parts.mapped, slot.by_root)
+    laid = _host(spec.network, shared_etc(spec.network))[1] if spec.base is None else frozenset()
+    steps, sources = _told(tuple(step for step in plan.steps if step not in laid), parts.mapped, slot.by_root)
     space = spec.limits.memory_bytes if spec.limits.memory_bytes is not None else half_of_memory()
     blueprint = Blueprint(steps, sources, _rlimits(spec.limits, parts), space)
     if slot.control is not None:
@@ -101,7 +104,7 @@ def _make(spec: SandboxSpec) -> HostedSandbox:
 
 def _take(spec: SandboxSpec) -> Slot:
     user = SANDBOX_UID if spec.user is None else spec.user
-    return POOL.take(spec.network, user, _interpreter(spec, user))
+    return POOL.take(spec.network, user, _base_of(spec), _interpreter(spec, user))
 
 
 async def get_ready(spec: SandboxSpec) -> None:
@@ -112,7 +115,7 @@ async def get_ready(spec: SandboxSpec) -> None:
     user = SANDBOX_UID if spec.user is None else spec.user
     interpreter = _interpreter(spec, user)
     if interpreter is not None:
-        await asyncio.to_thread(POOL.get_ready, spec.network, user, interpreter)
+        await asyncio.to_thread(POOL.get_ready, spec.network, user, _base_of(spec), interpreter)
 
 
 def _interpreter(spec: SandboxSpec, user: int) -> Interpreter | None:
@@ -120,16 +123,20 @@ def _interpreter(spec: SandboxSpec, user: int) -> Interpreter | None:
     # The host's own alone: what an image's interpreter runs at its start would run with the slot server's rights.
     if spec.interpreter is None or spec.base is not None or user == 0:
         return None
-
-    def lay_out() -> tuple[list[Mapping[str, Any]], list[Source]]:
-        bare = SandboxSpec(network=spec.network)
-        plan = plan_sandbox(bare, {}, shared_etc(spec.network), Path("/nowhere"))
-        return _told(tuple(step for step in plan.steps if step.what in _BASE_STEPS), frozenset(), True)
-
-    return Interpreter(spec.interpreter, lay_out)
+    return Interpreter(spec.interpreter)
 
 
-_BASE_STEPS = ("dir", "symlink", "ro-bind")
+def _base_of(spec: SandboxSpec) -> Laid:
+    """What slots lay ahead: the host's own base, which is the same for all that stand on it."""
+    return NOTHING if spec.base is not None else _host(spec.network, shared_etc(spec.network))[0]
+
+
+@functools.cache
+def _host(network: bool, etc: Path) -> tuple[Laid, frozenset[Step]]:
+    """The host's base as slots lay it, and its steps: those of a sandbox that come before any of its own."""
+    plan = plan_sandbox(SandboxSpec(network=network), {}, etc, Path("/nowhere"))
+    first = tuple(itertools.takewhile(lambda step: step.what in ("dir", "symlink", "ro-bind"), plan.steps))
+    return Laid("host", *_told(first, frozenset(), True)), frozenset(first)
 
 
 def _told(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from assay.failures import FailureEvent
 from assay.sandbox.interpreter import Interpreter
 from assay.sandbox.slots import Slot
+from assay.sandbox.sources import Laid
 
 _log = logging.getLogger(__name__)
 
@@ -18,6 +19,7 @@ _log = logging.getLogger(__name__)
 class _Kind(NamedTuple):
     network: bool
     user: int
+    base: Laid
     interpreter: Interpreter | None
 
 
@@ -36,19 +38,19 @@ class SlotPool:
         # In a forked child the parent's slots are not its own, and a lock that another thread held would stay locked.
         os.register_at_fork(after_in_child=self._forget)
 
-    def take(self, network: bool, user: int, interpreter: Interpreter | None = None) -> Slot:
+    def take(self, network: bool, user: int, base: Laid, interpreter: Interpreter | None = None) -> Slot:
         """A slot for one sandbox alone until `give_back`, whose commands see themselves under the uid `user`.
 
-        Its server is `interpreter` where such a one is there; it is not waited for, but started meanwhile for who comes
-        later, since who runs one command only is served as soon without. Blocks while a slot is started where there is none
-        at all. Raises `FailureEvent`.
+        It has laid `base` for them. Its server is `interpreter` where such a one is there; it is not waited for, but started
+        meanwhile for who comes later, since who runs one command only is served as soon without. Blocks while a slot is
+        started where there is none at all. Raises `FailureEvent`.
         """
         dead: list[Slot] = []
         try:
             with self._lock:
                 self._own()
                 for kind in dict.fromkeys((interpreter, None)):
-                    kept = _Kind(network, user, kind)
+                    kept = _Kind(network, user, base, kind)
                     fitting = [slot for slot in reversed(self._idle) if _kind_of(slot) == (kept, os.geteuid() == 0)]
                     # One whose fork waits already: to join a group can take the kernel as long as a short command.
                     ready = [slot for slot in fitting if slot.waits]
@@ -64,23 +66,23 @@ class SlotPool:
         finally:
             for slot in dead:
                 _close(slot)
-        slot = Slot(network, user)
+        slot = Slot(network, user, base)
         slot.lease()
         with self._lock:
             self._all.add(slot)
         return slot
 
-    def get_ready(self, network: bool, user: int, interpreter: Interpreter) -> None:
+    def get_ready(self, network: bool, user: int, base: Laid, interpreter: Interpreter) -> None:
         """Have an idle slot whose server is this interpreter, for the next sandbox that wants it.
 
         Blocks while one is started. Raises `FailureEvent`.
         """
-        kind = (_Kind(network, user, interpreter), os.geteuid() == 0)
+        kind = (_Kind(network, user, base, interpreter), os.geteuid() == 0)
         with self._lock:
             self._own()
             if any(_kind_of(slot) == kind and slot.why_gone() is None for slot in self._idle):
                 return
-        slot = Slot(network, user, interpreter)
+        slot = Slot(network, user, base, interpreter)
         with self._lock:
             self._all.add(slot)
             self._idle.append(slot)
@@ -96,7 +98,7 @@ class SlotPool:
     def _add(self, kind: _Kind) -> None:
         slot = None
         try:
-            slot = Slot(kind.network, kind.user, kind.interpreter)
+            slot = Slot(kind.network, kind.user, kind.base, kind.interpreter)
         except (FailureEvent, OSError) as error:
             # Not needed by anybody: whoever needs one is told why there is none.
             _log.info("no further slot could be started: %s", error)
@@ -161,7 +163,7 @@ class SlotPool:
 
 
 def _kind_of(slot: Slot) -> tuple[_Kind, bool]:
-    return _Kind(slot.network, slot.user, slot.interpreter), slot.by_root
+    return _Kind(slot.network, slot.user, slot.base, slot.interpreter), slot.by_root
 
 
 def _close(slot: Slot) -> None:

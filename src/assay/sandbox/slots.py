@@ -29,7 +29,7 @@ from assay.sandbox.layout import DEVICE_LINKS, DEVICES
 from assay.sandbox.machine import usable_hierarchy
 from assay.sandbox.parts import Tenant, remove_group
 from assay.sandbox.seccomp import filter_program
-from assay.sandbox.sources import mount_source
+from assay.sandbox.sources import Laid, mount_source
 from assay.sandbox.uids import UidLease, lease_uid
 
 _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from launcher.server import main; main()"
@@ -55,8 +55,10 @@ class Parked:
 class Slot:
     """See the module. Not for two sandboxes at once; not for two threads at once."""
 
-    def __init__(self, network: bool, user: int, interpreter: Interpreter | None = None) -> None:
+    def __init__(self, network: bool, user: int, base: Laid, interpreter: Interpreter | None = None) -> None:
         """Take a uid and a group, and start the server. Raises `FailureEvent` when this machine cannot."""
+        self.base = base
+        """What of their root all its sandboxes have in common."""
         self.interpreter = interpreter
         """What its server is, so that a fork of it can run a program in place of starting this; None: the launcher alone."""
         self._born = time.monotonic()
@@ -140,7 +142,7 @@ class Slot:
         self.stop()
         self.prepared = None
         uids = (self._leases[0].uid, self._leases[1].uid) if self.by_root else None
-        self._server = _Server(uids, self.network, self.user, self.group, self.interpreter)
+        self._server = _Server(uids, self.network, self.user, self.group, self.base, self.interpreter)
         self._server.ask()
 
     def ask(self) -> None:
@@ -207,6 +209,7 @@ class _Server:
         network: bool,
         user: int,
         group: Group | None,
+        base: Laid,
         interpreter: Interpreter | None,
     ) -> None:
         self.owners = -1
@@ -249,7 +252,7 @@ class _Server:
             os.close(self._said)
             raise local_failure(error, "start a slot server") from error
         try:
-            self._greet(uids, network, user, group, interpreter)
+            self._greet(uids, network, user, group, base, interpreter)
         except (wire.Gone, SetupFailed, OSError) as error:
             raise self._failed(error) from error
         except BaseException:
@@ -262,6 +265,7 @@ class _Server:
         network: bool,
         user: int,
         group: Group | None,
+        base: Laid,
         interpreter: Interpreter | None,
     ) -> None:
         program = filter_program()
@@ -283,19 +287,14 @@ class _Server:
                 stack.callback(os.close, fd)
             fields["groups"] = len(doors)
             fields["device_mounts"] = len(devices)
+            named = [] if uids is not None else [source.told() for source in base.sources]
+            fields["base"] = {"steps": base.steps, "sources": named}
             fields["interpreter"] = None
             if interpreter is not None:
-                steps, sources = interpreter.lay_out()
-                named = [] if uids is not None else [source.told() for source in sources]
-                fields["interpreter"] = {
-                    "path": interpreter.path,
-                    "env": interpreter.env,
-                    "steps": steps,
-                    "sources": named,
-                }
-                for source in sources if uids is not None else ():
-                    fds.append(mount_source(source, -1))
-                    stack.callback(os.close, fds[-1])
+                fields["interpreter"] = {"path": interpreter.path, "env": interpreter.env}
+            for source in base.sources if uids is not None else ():
+                fds.append(mount_source(source, -1))
+                stack.callback(os.close, fds[-1])
             wire.send(self.sock, "begin", fields, fds)
         if not _readable(self.sock.fileno(), SETUP_S):
             raise TimeoutError(f"it said nothing for {SETUP_S:g} s")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from assay.sandbox.launch import SetupFailed
 from assay.sandbox.launcher import kernel
@@ -22,6 +24,19 @@ class Source:
     def told(self) -> dict[str, object]:
         """As a server is told that makes the mount itself."""
         return {"path": self.path, "attributes": self.attributes}
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """A part of a root that a slot lays for all its sandboxes: steps as the launcher is told of them, a source for each bind."""
+
+    name: str
+    """Two of one name are the same."""
+    steps: Sequence[Mapping[str, Any]] = field(default=(), compare=False, repr=False)
+    sources: Sequence[Source] = field(default=(), compare=False, repr=False)
+
+
+NOTHING = Laid("nothing")
 
 
 def mount_source(source: Source, owners: int) -> int:

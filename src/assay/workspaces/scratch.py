@@ -151,6 +151,13 @@ class _Tidier:
         self.removing = threading.Lock()
         self.waiting: deque[tuple[_Root, Path]] = deque()
         self.thread: threading.Thread | None = None
+        self.ended = False
+
+    def end(self) -> None:
+        """Remove what waits, and take no more."""
+        with self.lock:
+            self.ended = True
+        self.finish()
 
     def forget(self) -> None:
         """In a forked child: the folders are the parent's, and so is the thread."""
@@ -160,7 +167,8 @@ class _Tidier:
     def take(self, root: _Root, path: Path) -> bool:
         """Whether it will be removed."""
         with self.lock:
-            if len(self.waiting) >= _LATER_MOST:
+            # An interpreter that is ending starts no thread: whoever tried would wait for it for ever.
+            if self.ended or len(self.waiting) >= _LATER_MOST:
                 return False
             self.waiting.append((root, path))
             if self.thread is None:
@@ -212,7 +220,7 @@ class _Roots:
         _tidier.forget()
 
     def remove(self) -> None:
-        finish_removals()
+        _tidier.end()
         for root in self.by_place.values():
             root.remove()
 

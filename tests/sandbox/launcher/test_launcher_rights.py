@@ -120,7 +120,11 @@ async def test_root_of_the_namespace_is_nobody_outside(launched: Make) -> None:
     assert status["Groups"].split() == []
     assert os.readlink(f"/proc/{server}/ns/user") != os.readlink("/proc/self/ns/user")
     root = Path(f"/proc/{server}/root")
-    assert sorted(path.name for path in root.iterdir()) == ["dev", "host", "new", "proc"]
+    # Its own, and of the host what every sandbox is shown.
+    shown = (await sandbox.exec(["ls", "/"], timeout_s=30)).stdout.decode().split()
+    assert {path.name for path in root.iterdir()} == {"dev", "host", "new", "proc"} | set(shown) - {"tmp"}
+    assert "root:x:0:0" in (root / "etc/passwd").read_text()
+    assert not (root / "etc/shadow").exists()
     assert list((root / "host").iterdir()) == [], "nothing of the host is mounted where root's server lives"
     assert int(status["CapBnd"], 16) == 0
 

@@ -26,6 +26,7 @@ from assay.sandbox.namespaces import NamespacesProvider, close_idle
 from assay.sandbox.procfs import children, descendants
 from assay.sandbox.slotpool import SlotPool
 from assay.sandbox.slots import Slot
+from assay.sandbox.sources import NOTHING
 from assay.workspaces.scratch import sweep as sweep_scratch
 
 Make = Callable[..., Awaitable[Any]]
@@ -228,22 +229,24 @@ async def test_slots_are_used_again_and_kept_few(own_pool: SlotPool, monkeypatch
 async def test_sandboxes_that_come_faster_than_a_slot_gets_ready_get_one_more(
     own_pool: SlotPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = own_pool.take(network=False, user=1000)
+    one = own_pool.take(network=False, user=1000, base=NOTHING)
     own_pool.give_back(one)
     async with asyncio.timeout(30):
         while not one.waits:
             await asyncio.sleep(0.002)
-    assert own_pool.take(network=False, user=1000) is one
+    assert own_pool.take(network=False, user=1000, base=NOTHING) is one
     assert own_pool._growing is None, "its fork waited already"
     own_pool.give_back(one)
     ready: list[Slot] = []
     monkeypatch.setattr(Slot, "waits", property(lambda slot: slot in ready))
-    assert own_pool.take(network=False, user=1000) is one, "nobody waits for a new one"
+    assert own_pool.take(network=False, user=1000, base=NOTHING) is one, "nobody waits for a new one"
     own_pool._grown()
     (other,) = own_pool._idle
     own_pool.give_back(one)
     ready.append(other)
-    assert own_pool.take(network=False, user=1000) is other, "the one that is ready, not the last one used"
+    assert own_pool.take(network=False, user=1000, base=NOTHING) is other, (
+        "the one that is ready, not the last one used"
+    )
     own_pool.give_back(other)
 
 

@@ -61,9 +61,11 @@ def build(
 
 
 def lay(steps: Sequence[Mapping[str, Any]], mounts: Sequence[int], owner: int) -> None:
-    """Make steps that need no layers in the root that is there, and close `mounts`."""
+    """Make steps in the root that is there: folders, links, and mounts, each of one of `mounts` in order. Closes those."""
+    waiting = iter(mounts)
     for step in steps:
-        _make(step, [mounts[index] for index in step["sources"]], 0, -1, -1, owner)
+        sources = [next(waiting)] if step["what"] == "bind" else []
+        _make(step, sources, 0, -1, -1, owner)
     for fd in mounts:
         os.close(fd)
 

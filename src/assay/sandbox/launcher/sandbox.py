@@ -38,6 +38,8 @@ class Settings(NamedTuple):
     """The system call filter."""
     host: bool
     """Whether the host's files are at `/host` and sources come as paths (see `server`)."""
+    base: Sequence[Mapping[str, Any]]
+    """Steps of every sandbox of the slot, laid before a request comes; the slot server has each of their mounts at its place."""
     usual: frozenset[str] | None
     """The modules that the sandboxes' interpreter has loaded when it starts, where this process is one (`turning`)."""
 
@@ -46,10 +48,10 @@ def become(control: socket.socket, settings: Settings) -> None:
     """What the fork does. Never returns."""
     try:
         score = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
-        proc, dev = _wait_here(settings)
+        proc, dev, base = _wait_here(settings)
         wire.send(control, "waiting")
         _, fields, mounts = wire.receive(control)
-        _build(fields, mounts, settings, proc, dev)
+        _build(fields, mounts, settings, proc, dev, base)
         # Before the command is known: from here on this process has no right that the command has not.
         rights.drop(settings.uid, fields["limits"], settings.program)
         if settings.usual is not None:
@@ -149,8 +151,8 @@ def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _wait_here(settings: Settings) -> tuple[int, int]:
-    """Get ready as far as that needs no request: a /proc and a /dev to place later."""
+def _wait_here(settings: Settings) -> tuple[int, int, list[int]]:
+    """Get ready as far as that needs no request: a /proc and a /dev to place later, and mounts of the base not placed yet."""
     # Here and now: a group that is joined after a pause can take milliseconds, and nobody waits yet.
     for group in settings.groups:
         os.write(group, b"0")
@@ -162,16 +164,23 @@ def _wait_here(settings: Settings) -> tuple[int, int]:
     # Made while a whole /proc is in sight, without which the kernel lets no user namespace have another.
     proc = kernel.new_mount("proc", kernel.NOSUID | kernel.NODEV | kernel.NOEXEC)
     dev = kernel.clone_mount("/dev")
-    if not settings.host:
-        root.enter("/new")
-    return proc, dev
+    base = [kernel.clone_mount(step["at"]) for step in settings.base if step["what"] == "bind"]
+    if settings.host:
+        return proc, dev, base
+    os.umask(0)
+    root.enter("/new")
+    root.lay(settings.base, base, settings.owner)
+    return proc, dev, []
 
 
-def _build(fields: Mapping[str, Any], mounts: list[int], settings: Settings, proc: int, dev: int) -> None:
+def _build(
+    fields: Mapping[str, Any], mounts: list[int], settings: Settings, proc: int, dev: int, base: list[int]
+) -> None:
     os.umask(0)
     if settings.host:
         mounts = [own_mount(source) for source in fields["sources"]]
         root.enter("/new")
+        root.lay(settings.base, base, settings.owner)
     root.build(fields["steps"], mounts, proc, dev, settings.owner, fields["space"])
     for fd in (proc, dev, *mounts):
         os.close(fd)

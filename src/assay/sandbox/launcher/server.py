@@ -113,7 +113,8 @@ def _settle(
     program = bytes.fromhex(fields["program"]) if fields["program"] is not None else None
     by_root = fields["uids"] is not None
     user = fields["user"]
-    settings = sandbox.Settings(user if by_root else None, user, groups, program, not by_root, usual)
+    base = fields["base"]["steps"]
+    settings = sandbox.Settings(user if by_root else None, user, groups, program, not by_root, base, usual)
     _serve(sock, settings, network, owners)
 
 
@@ -228,9 +229,9 @@ def _make_root(fields: Mapping[str, Any], devices: Sequence[int], base: Sequence
     kernel.pivot_root(".", "host")
     os.chdir("/")
     by_root = fields["uids"] is not None
-    if fields["interpreter"] is not None:
-        mounts = base if by_root else [sandbox.own_mount(source) for source in fields["interpreter"]["sources"]]
-        root.lay(fields["interpreter"]["steps"], mounts, fields["user"])
+    # Shown here once, and copied by every sandbox.
+    mounts = base if by_root else [sandbox.own_mount(source) for source in fields["base"]["sources"]]
+    root.lay(fields["base"]["steps"], mounts, fields["user"])
     if by_root:
         kernel.detach("/host")
 
@@ -324,7 +325,7 @@ class _Network:
 
     def _counts(self) -> list[bytes]:
         found = []
-        for name in ("dev", "snmp", "snmp6", "netstat", "ip6_flowlabel"):
+        for name in ("dev", "snmp", "snmp6", "ip6_flowlabel"):
             # Counters go on counting, and a flow label stays for a minute: both could tell something.
             found.append(self._read(name))
         for name in ("sockstat", "sockstat6"):
