@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .inputs import Place, grading_options
+from .inputs import Place, grading_options, judge_for
 from .output import console, print_json, printable
 from .running import Tell, run
 
@@ -26,6 +26,7 @@ def command(
     sandbox: str,
     rootfs: str | None,
     network: bool,
+    judges: tuple[tuple[str, str], ...],
     timeout: float | None,
     state: Path | None,
     as_json: bool,
@@ -53,6 +54,7 @@ def command(
                 network=network,
                 timeout_s=timeout,
                 state=state,
+                judge=judge_for(task, judges),
                 progress=tell,
             )
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from assay.grading import AskJudge
+    from assay.tasks import Task
 
 MAX_INPUT_BYTES = 256 * 1024 * 1024
 
@@ -61,6 +65,24 @@ class Place(click.Path):
         return super().convert(value, param, ctx)
 
 
+def _judge_urls(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """The name and the base URL of each `NAME=URL`."""
+    pairs = tuple((name, url) for name, _, url in (value.partition("=") for value in values))
+    for (name, url), value in zip(pairs, values, strict=True):
+        if not name or not url.startswith(("http://", "https://")):
+            raise click.BadParameter(f"must be NAME=URL, such as default=http://127.0.0.1:8000/v1, got {value!r}")
+    return pairs
+
+
+def judge_for(task: Task, judges: tuple[tuple[str, str], ...]) -> AskJudge | None:
+    """What asks the judges of a task; the client is loaded only where there are some."""
+    if not judges and not task.settings.judges:
+        return None
+    from assay.client import judges_of
+
+    return judges_of(task.settings.judges, dict(judges))
+
+
 def grading_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options of every command that runs a verifier."""
     options = (
@@ -71,6 +93,14 @@ def grading_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--rootfs", metavar="NAME_OR_DIR|host", help="Root filesystem to grade on, in place of the task's image."
         ),
         click.option("--network", is_flag=True, help="Let the verifier use the network."),
+        click.option(
+            "--judge",
+            "judges",
+            multiple=True,
+            callback=_judge_urls,
+            metavar="NAME=URL",
+            help="Where a model is that the verifier asks, in place of the dataset's own. May be given again.",
+        ),
         click.option("--timeout", type=float, metavar="S", help="Seconds, in place of the task's own limit."),
         click.option("--state", type=Place(), metavar="DIR", help="Where evidence and images are kept."),
         click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout, and nothing else there."),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .inputs import Place, grading_options, read_json_object, read_response
+from .inputs import Place, grading_options, judge_for, read_json_object, read_response
 from .output import print_json, print_verdict
 from .running import Tell, run
 
@@ -50,6 +50,7 @@ def command(
     sandbox: str,
     rootfs: str | None,
     network: bool,
+    judges: tuple[tuple[str, str], ...],
     timeout: float | None,
     state: Path | None,
     as_json: bool,
@@ -86,6 +87,7 @@ def command(
             control=not no_control,
             logs=logs,
             state=state,
+            judge=judge_for(loaded, judges),
             progress=tell,
         )
 

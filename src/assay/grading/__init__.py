@@ -7,6 +7,7 @@ from .arguments import WrongArgument
 from .checking import Check, check_task
 from .decide import Ask, Controls, Evidence, Settled, decide
 from .grade import failed_verdict, grade, grade_sync
+from .judging import AskJudge, Judgement, NoSuchJudge
 from .observation import Observation, Standing
 from .rewards import InvalidReward, MissingReward, Reward, RewardRule, read_reward
 from .settling import Progress
@@ -16,12 +17,15 @@ from .verdict import RULE, CausedBy, Timing, Verdict
 __all__ = [
     "RULE",
     "Ask",
+    "AskJudge",
     "CausedBy",
     "Check",
     "Controls",
     "Evidence",
     "InvalidReward",
+    "Judgement",
     "MissingReward",
+    "NoSuchJudge",
     "Observation",
     "Progress",
     "Reward",

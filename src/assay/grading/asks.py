@@ -1,7 +1,8 @@
 """What may come over the broker's socket: one request, checked before anything is done about it.
 
-A request is a `u32` (big-endian) length, a JSON header of that many bytes, and raw blobs: the arguments (each one ended by
-a NUL), the standard input, the files, in this order, as long as the header says. The answer has the same form. Whoever
+A request is a `u32` (big-endian) length, a JSON header of that many bytes, and raw blobs, as long as the header says: of a
+`run` the arguments (each one ended by a NUL), the standard input, the files; of a `judge` the prompt and the schema. The
+answer has the same form. Whoever
 sends is the verifier, or whatever got hold of its process: every field is checked for its type and its limit, and a field
 that is not known is refused, since what it asks for would not be done.
 """
@@ -26,23 +27,26 @@ FILES_BYTES_MAX = 64 * MIB
 _PATH_MAX = 1_024
 _PARTS_MAX = 64
 _NAME_MAX = 255
-_SESSION_MAX = 100
+_WORD_MAX = 100
 _LEAST_MEMORY_MB = 16
 _MOST_MEMORY_MB = 1 << 30
 _LONGEST_MS = 1 << 40
-_FIELDS = frozenset(
+PROMPT_MAX = 4 * MIB
+SCHEMA_MAX = 64 * 1024
+_RUN_FIELDS = frozenset(
     {
         *("assay", "ask", "argv_len", "env", "cwd", "timeout_ms", "memory_mb"),
         *("stdin_len", "files", "outputs", "session"),
     }
 )
+_JUDGE_FIELDS = frozenset({"assay", "ask", "judge", "prompt_len", "schema_len"})
 
 
 class Refused(Exception):
     """A request that is not carried out. `error` says why to a program, the message to a person."""
 
     def __init__(self, error: str, reason: str) -> None:
-        """`error` is `malformed`, `too_large`, `limit`, `unsupported` or `fault`."""
+        """`error` is `malformed`, `too_large`, `limit`, `unsupported`, `unparseable` or `fault`."""
         super().__init__(reason)
         self.error = error
         self.reason = reason
@@ -74,7 +78,17 @@ class RunAsk:
     session: str | None
 
 
-def read_header(content: bytes, workdir: str) -> RunAsk:
+@dataclass(frozen=True, slots=True)
+class JudgeAsk:
+    """A model to be asked; the prompt and the schema follow as blobs."""
+
+    judge: str
+    prompt_length: int
+    schema_length: int
+    """0: none."""
+
+
+def read_header(content: bytes, workdir: str) -> RunAsk | JudgeAsk:
     """The request in a header. Raises `Refused`."""
     try:
         header = strict_json(content)
@@ -84,10 +98,16 @@ def read_header(content: bytes, workdir: str) -> RunAsk:
         raise Refused("malformed", "the header must be a JSON object")
     if type(version := header.get("assay")) is not int or version != PROTOCOL:
         raise Refused("unsupported", f"this broker speaks version {PROTOCOL} of the protocol, got {version!r:.40}")
-    if (ask := header.get("ask")) != "run":
-        raise Refused("unsupported", f"this broker answers the ask 'run', got {ask!r:.40}")
-    if unknown := sorted(set(header) - _FIELDS):
-        raise Refused("malformed", f"{unknown[0]!r:.100} is no field of a run")
+    if (ask := header.get("ask")) not in ("run", "judge"):
+        raise Refused("unsupported", f"this broker answers the asks 'run' and 'judge', got {ask!r:.40}")
+    if unknown := sorted(set(header) - (_RUN_FIELDS if ask == "run" else _JUDGE_FIELDS)):
+        raise Refused("malformed", f"{unknown[0]!r:.100} is no field of a {ask}")
+    if ask == "judge":
+        return JudgeAsk(
+            judge=_name("judge", header.get("judge")),
+            prompt_length=_number(header, "prompt_len", 1, PROMPT_MAX),
+            schema_length=_number(header, "schema_len", 0, SCHEMA_MAX),
+        )
     memory_mb = _optional(header, "memory_mb", _LEAST_MEMORY_MB, _MOST_MEMORY_MB)
     return RunAsk(
         argv_length=_number(header, "argv_len", 2, ARGV_MAX),
@@ -203,8 +223,10 @@ def _parents(path: str) -> list[str]:
 
 
 def _session(value: Any) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, str) or not 0 < len(value) <= _SESSION_MAX:
-        raise Refused("malformed", f"session must be a name of 1 to {_SESSION_MAX} characters, got {value!r:.200}")
+    return None if value is None else _name("session", value)
+
+
+def _name(field: str, value: Any) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= _WORD_MAX:
+        raise Refused("malformed", f"{field} must be a name of 1 to {_WORD_MAX} characters, got {value!r:.200}")
     return value

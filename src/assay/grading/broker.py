@@ -1,4 +1,4 @@
-"""The broker: the verifier asks, and the supervisor runs a program of the submission's in a sibling sandbox.
+"""The broker: the verifier asks, and the supervisor runs a program of the submission's in a sibling sandbox, or asks a model.
 
 A submission that ran inside the grader's own process or sandbox would own the grader. So a verification has one listening
 path socket, bound into the grader's sandbox and no other: which listener accepted is the identity, and nothing in a message
@@ -15,18 +15,19 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from assay.failures import FailureEvent, is_infrastructure
 from assay.sandbox import Capability, Ended, Socket
 from assay.sandbox.waiting import Insistence
 from assay.workspaces import scratch_folder
 
-from .asks import HEADER_MAX, PROTOCOL, Refused, RunAsk, read_header, split_argv
+from .asks import HEADER_MAX, PROTOCOL, JudgeAsk, Refused, RunAsk, read_header, split_argv
+from .judging import AskJudge, Judging
 from .observation import Observation, Standing, not_graded
 from .siblings import Ran, Setting, Siblings
 from .starvation import starved
@@ -42,15 +43,20 @@ _BACKLOG = 128
 _CHUNK = 1 << 18
 _ACCEPT_AGAIN_S = 0.05
 _CREDENTIALS = struct.Struct("iII")
+_OF_THE_PROMPT = frozenset({400, 413, 422})
+"""How an endpoint refuses a prompt that is too long or that it will not answer: the submission's text is in there."""
 _log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 
 class Broker:
     """One verification's broker. An async context manager: it listens inside the block, and at its end nothing of it is left."""
 
-    def __init__(self, setting: Setting, *, request_s: float = REQUEST_S) -> None:
-        """Nothing is made yet."""
+    def __init__(self, setting: Setting, judge: AskJudge | None = None, *, request_s: float = REQUEST_S) -> None:
+        """Nothing is made yet. `judge` makes the calls to models; without it there are none."""
         self._setting = setting
+        self.judging = Judging(judge)
         self._request_s = request_s
         self._siblings = Siblings(setting)
         self._stack = contextlib.ExitStack()
@@ -110,6 +116,7 @@ class Broker:
     def begin(self, timeout_s: float) -> None:
         """The verification's clock starts now: no run goes on past its end."""
         self._deadline = asyncio.get_running_loop().time() + timeout_s
+        self.judging.begin(timeout_s)
 
     async def _close(self) -> None:
         if self._accepting is not None:
@@ -178,17 +185,31 @@ class Broker:
         try:
             async with asyncio.timeout(self._request_s):
                 ask = read_header(await wire.header(), self._setting.workdir)
-                argv = split_argv(await wire.blob(ask.argv_length))
-                stdin = await wire.blob(ask.stdin_length)
-                folder = None
-                if ask.files:
-                    folder = stack.enter_context(scratch_folder("ask"))
-                    await self._take_files(wire, ask, folder)
+                if isinstance(ask, JudgeAsk):
+                    prompt, schema = await wire.blob(ask.prompt_length), await wire.blob(ask.schema_length)
+                    judged = self.judging.ask(ask.judge, prompt, schema)
+                else:
+                    argv = split_argv(await wire.blob(ask.argv_length))
+                    stdin = await wire.blob(ask.stdin_length)
+                    folder = None
+                    if ask.files:
+                        folder = stack.enter_context(scratch_folder("ask"))
+                        await self._take_files(wire, ask, folder)
         except TimeoutError:
             raise Refused("limit", f"a request must arrive within {self._request_s:g} s") from None
+        if isinstance(ask, JudgeAsk):
+            text = (await self._unless_hung_up(wire, judged)).encode()
+            return {"text_len": len(text)}, [text]
         if ask.memory_bytes is not None and Capability.MEMORY_LIMIT not in self._setting.provider.capabilities():
             self.unlimited_memory = True
-        running = asyncio.ensure_future(self._siblings.run(ask, argv, stdin, folder, self._deadline))
+        ran = await self._unless_hung_up(wire, self._siblings.run(ask, argv, stdin, folder, self._deadline))
+        self.runs += 1
+        self.run_s += ran.result.wall_s
+        return self._report(ran)
+
+    async def _unless_hung_up(self, wire: _Wire, work: Coroutine[Any, Any, Result]) -> Result:
+        """What `work` comes to. Raises `_HungUp`, and ends it, when the peer goes away before."""
+        running = asyncio.ensure_future(work)
         self._tasks.add(running)
         running.add_done_callback(self._tasks.discard)
         hanging_up = asyncio.ensure_future(wire.until_hung_up())
@@ -196,14 +217,11 @@ class Broker:
             await asyncio.wait({running, hanging_up}, return_when=asyncio.FIRST_COMPLETED)
             if not running.done():
                 raise _HungUp
-            ran = running.result()
+            return running.result()
         finally:
             for task in (running, hanging_up):
                 task.cancel()
             await asyncio.gather(running, hanging_up, return_exceptions=True)
-        self.runs += 1
-        self.run_s += ran.result.wall_s
-        return self._report(ran)
 
     async def _take_files(self, wire: _Wire, ask: RunAsk, folder: Path) -> None:
         """Write the files that come over the wire into `folder`, by their paths below the workdir."""
@@ -263,19 +281,25 @@ class Broker:
 def with_broker(seen: Observation, broker: Broker) -> Observation:
     """What was observed of a verifier that was started, with what its broker did and saw.
 
-    A verifier may take a fault of ours for the submission's, and give it 0: what rests on a run that we failed is no reward.
+    A verifier may take a fault of ours for the submission's, and give it 0: what rests on a run that we failed, or on a judge
+    that did not reply, is no reward.
     """
     assert seen.run is not None  # noqa: S101 - it was started
     run = replace(
         seen.run,
-        usage={"runs": broker.runs, "run_s": round(broker.run_s, 6)} if broker.runs else {},
+        usage={
+            **({"runs": broker.runs, "run_s": round(broker.run_s, 6)} if broker.runs else {}),
+            **broker.judging.usage(),
+        },
         unmet=("memory_mb",) if broker.unlimited_memory else (),
     )
-    if broker.fault is None or seen.standing is Standing.INFRASTRUCTURE:
+    failure = broker.fault or broker.judging.failure
+    if failure is None or seen.standing is Standing.INFRASTRUCTURE:
         return replace(seen, run=run)
     if seen.reward is not None:
         run = replace(run, discarded_reward=seen.reward.value)
-    return not_graded(Standing.INFRASTRUCTURE, broker.fault, run)
+    blamed_on_the_prompt = broker.fault is None and failure.http_status in _OF_THE_PROMPT
+    return not_graded(Standing.AMBIGUOUS if blamed_on_the_prompt else Standing.INFRASTRUCTURE, failure, run)
 
 
 class _HungUp(Exception):

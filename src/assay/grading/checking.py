@@ -15,6 +15,7 @@ from assay.tasks import Task
 
 from .bases import find_base
 from .job import Job, bases_of, plan_jobs
+from .judging import AskJudge
 from .observation import Observation, not_graded
 from .rehearsal import is_solvable, rehearse
 from .settling import Progress
@@ -53,6 +54,7 @@ async def check_task(
     network: bool = False,
     timeout_s: float | None = None,
     state: Path | str | None = None,
+    judge: AskJudge | None = None,
     progress: Progress | None = None,
 ) -> Check:
     """Grade a task's solution and its untouched environment `repeats` times each."""
@@ -61,7 +63,13 @@ async def check_task(
     full = high if high is not None else DEFAULT_FULL
     try:
         jobs = plan_jobs(
-            task, sandbox=sandbox, state=state_dir(state), rootfs=rootfs, network=network, timeout_s=timeout_s
+            task,
+            sandbox=sandbox,
+            state=state_dir(state),
+            rootfs=rootfs,
+            network=network,
+            timeout_s=timeout_s,
+            judge=judge,
         )
         if jobs[0].agent_base is None:
             find_base(task, None, state_dir(state))
@@ -77,7 +85,7 @@ async def check_task(
                     solution.append(await _look(task, jobs, solve=True))
     except FailureEvent as failure:
         return Check(task.id, (), (), full, (f"{failure.kind}: {failure.reason}",))
-    return Check(task.id, tuple(solution), tuple(untouched), full, tuple(judge(solution, untouched, full)))
+    return Check(task.id, tuple(solution), tuple(untouched), full, tuple(problems_of(solution, untouched, full)))
 
 
 async def _look(task: Task, jobs: Sequence[Job], *, solve: bool) -> Observation:
@@ -96,7 +104,7 @@ async def _look(task: Task, jobs: Sequence[Job], *, solve: bool) -> Observation:
     return combined_observation(task, looks) if task.steps else looks[-1]
 
 
-def judge(solution: list[Observation], untouched: list[Observation], full: float) -> list[str]:
+def problems_of(solution: list[Observation], untouched: list[Observation], full: float) -> list[str]:
     """What is wrong with a verifier that gave these outcomes; empty when nothing is."""
     problems = []
     if not solution:

@@ -119,7 +119,7 @@ def decide(first: Observation, evidence: Evidence) -> Settled | Ask:
     if now.standing is Standing.REFUSED:
         return Settled(None, now, now.failure, _blame_of_refusal(now))
     if now.standing is Standing.INFRASTRUCTURE:
-        may_run_again = evidence.stateless or not now.started
+        may_run_again = (evidence.stateless or not now.started) and _may_pass(now)
         if may_run_again and evidence.tries < MAX_INFRASTRUCTURE_TRIES:
             return Ask.AGAIN
         return Settled(None, now, now.failure, CausedBy.INFRASTRUCTURE)
@@ -151,6 +151,11 @@ def _ambiguous(first: Observation, evidence: Evidence) -> Settled | Ask:
     if solution is not None and solution.standing is Standing.AMBIGUOUS:
         return Settled(None, first, failure, CausedBy.VERIFIER)
     return Settled(None, first, failure, CausedBy.UNKNOWN, provisional=True)
+
+
+def _may_pass(now: Observation) -> bool:
+    """Whether trying at once may help. A judge that failed was asked several times already: that is for later."""
+    return now.failure is not None and is_infrastructure(now.failure.kind)
 
 
 def _may_ask_controls(evidence: Evidence) -> bool:

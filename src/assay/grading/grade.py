@@ -26,6 +26,7 @@ from .decide import Evidence, Settled, decide
 from .evidence import EvidenceStore
 from .filesystem import take_filesystem
 from .job import Answer, Job, bases_of, plan_jobs
+from .judging import AskJudge
 from .observation import Standing, not_graded
 from .rehearsal import rehearsed
 from .settling import Progress, Verification
@@ -75,6 +76,7 @@ async def grade(
     control: bool = True,
     logs: Path | str | None = None,
     state: Path | str | None = None,
+    judge: AskJudge | None = None,
     progress: Progress | None = None,
 ) -> Verdict:
     """Verify one answer and return its verdict. What is graded is captured first and never changed.
@@ -97,6 +99,7 @@ async def grade(
         logs: a folder that gets one `attempt-N` folder for each run of the verifier on the answer (for a multi-step task
             in a folder for each step).
         state: where evidence and root filesystems are kept (`state_dir`).
+        judge: asks a model for a verifier that uses `ask_judge` (`assay.client.judges_of` makes one); None: there are none.
         progress: told what is being done.
 
     Returns a verdict whatever happens to the verification: a failure is a verdict of status "failed". Raises
@@ -131,6 +134,7 @@ async def grade(
             task_data=task_data,
             network=network,
             timeout_s=timeout_s,
+            judge=judge,
         )
         for folder in bases_of(jobs):
             kept.enter_context(held(folder))

@@ -13,6 +13,7 @@ from assay.tasks import Task, step_tasks, verifier_mode
 
 from .arguments import WrongArgument, provider_of
 from .bases import Base, find_base, host_base, workdir_of
+from .judging import AskJudge
 from .policy import Terms, agree
 
 
@@ -38,6 +39,8 @@ class Job:
     """Whether an answer is a whole root filesystem, the agent's own."""
     steps: tuple[Task, ...] = ()
     """For a step of a multi-step task: the steps up to this one, itself included."""
+    judge: AskJudge | None = None
+    """Asks models for the verifier; None: there are none to be had."""
 
     @property
     def limit_s(self) -> float:
@@ -83,6 +86,7 @@ def plan_jobs(
     task_data: Mapping[str, Any] | None = None,
     network: bool = False,
     timeout_s: float | None = None,
+    judge: AskJudge | None = None,
 ) -> tuple[Job, ...]:
     """One job, or one for each step in order.
 
@@ -116,6 +120,7 @@ def plan_jobs(
                 timeout_s,
                 shared,
                 views[:number] if task.steps else (),
+                judge,
             )
         )
     return tuple(jobs)

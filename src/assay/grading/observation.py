@@ -38,7 +38,8 @@ class Run:
     truncated: bool = False
     discarded_reward: float | None = None
     usage: Mapping[str, Any] = field(default_factory=dict)
-    """What was used beside the verifier's own sandbox: `runs` of the submission, and their `run_s` wall-clock seconds."""
+    """What was used beside the verifier's own sandbox: `runs` of the submission and their `run_s`, wall-clock
+    seconds; `judge_calls`, their `judge_s`, `judge_input_tokens` and `judge_output_tokens`."""
     unmet: tuple[str, ...] = ()
     """Wishes of the verifier's own that cannot be enforced here."""
 

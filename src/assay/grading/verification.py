@@ -157,13 +157,16 @@ async def _sandbox(job: Job, answer: Answer, tests: tuple[Mount, ...], broker: B
 
 @contextlib.asynccontextmanager
 async def _broker(job: Job, answer: Answer) -> AsyncIterator[Broker | None]:
-    """Who runs a submission for the verifier; nobody in shared mode, where there is no snapshot of the workspace alone."""
+    """Who runs a submission, and asks a model, for the verifier.
+
+    Nobody in shared mode, where there is no snapshot of the workspace alone.
+    """
     if answer.workspace is None:
         yield None
         return
     env = {**job.base.env, **_task_environment(job.task)}
     setting = Setting(job.provider, job.base.folder, job.workdir, answer.workspace, job.terms.limits, env)
-    async with Broker(setting) as broker:
+    async with Broker(setting, job.judge) as broker:
         yield broker
 
 

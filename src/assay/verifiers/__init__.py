@@ -5,15 +5,18 @@ tests (`assay.verifiers.vendored`), where `from assay.verifiers import …` mean
 """
 
 from .checks import check
-from .errors import CannotGrade
+from .errors import CannotGrade, JudgeUnparseable
 from .files import file_exists, read_json, read_text, text_file_equals
 from .functions import SubmissionFailed, call_function
+from .judging import ask_judge
 from .submission import Completed, run_submission
 
 __all__ = [
     "CannotGrade",
     "Completed",
+    "JudgeUnparseable",
     "SubmissionFailed",
+    "ask_judge",
     "call_function",
     "check",
     "file_exists",

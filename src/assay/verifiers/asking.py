@@ -1,14 +1,15 @@
-"""Asking the supervisor to run a program: one connection, one request, one answer.
+"""Asking the supervisor for something: one connection, one request, one answer.
 
 The form is that of the supervisor's broker: a `u32` length, a JSON header, raw blobs.
 """
 
 from __future__ import annotations
 
-from .errors import CannotGrade
+from .errors import CannotGrade, JudgeUnparseable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from typing import Any, Optional
 
     from .submission import Program
@@ -27,13 +28,8 @@ def run(place: str, program: Program) -> tuple[Any, ...]:
     Raises `CannotGrade` for a fault that is not the program's, `ValueError` and `RuntimeError` for a request that is
     refused, `OSError` when the supervisor does not answer.
     """
-    import json
-    import socket
-    import struct
-
     argv = b"".join(argument + b"\0" for argument in program.argv)
     header = {
-        "assay": PROTOCOL,
         "ask": "run",
         "argv_len": len(argv),
         "env": program.env,
@@ -45,29 +41,78 @@ def run(place: str, program: Program) -> tuple[Any, ...]:
         "outputs": program.outputs,
         "session": program.session,
     }
-    text = json.dumps(header).encode("ascii")
+
+    def read(answer: dict[str, Any], receive: Callable[[int], bytes]) -> tuple[Any, ...]:
+        stdout = receive(answer["stdout_len"])
+        stderr = receive(answer["stderr_len"])
+        outputs: dict[str, Optional[bytes]] = {}
+        for one in answer["outputs"]:
+            outputs[one["path"]] = None if one["len"] is None else receive(one["len"])
+        cpu_s = answer["cpu_ms"] / 1000 if answer["cpu_ms"] is not None else None
+        return (
+            *(stdout, stderr, answer["ended"], answer["code"], answer["signal"], answer["truncated"], outputs),
+            *(answer["wall_ms"] / 1000, cpu_s, answer["isolation"]),
+        )
+
+    result: tuple[Any, ...] = _ask(
+        "run_submission", place, header, [argv, program.stdin, *program.files.values()], read
+    )
+    return result
+
+
+def judge(place: str, name: str, prompt: bytes, schema: bytes) -> str:
+    """What the judge of this name replied.
+
+    Raises what `run` raises (`CannotGrade` when the judge failed), and `JudgeUnparseable`.
+    """
+    header = {"ask": "judge", "judge": name, "prompt_len": len(prompt), "schema_len": len(schema)}
+
+    def read(answer: dict[str, Any], receive: Callable[[int], bytes]) -> str:
+        return receive(answer["text_len"]).decode("utf-8")
+
+    text: str = _ask("ask_judge", place, header, [prompt, schema], read)
+    return text
+
+
+def _ask(
+    helper: str,
+    place: str,
+    header: dict[str, Any],
+    blobs: Sequence[bytes],
+    read: Callable[[dict[str, Any], Callable[[int], bytes]], Any],
+) -> Any:
+    """What `read` makes of the answer's header and of what follows it. `helper` is who asks, for what goes wrong."""
+    import json
+    import socket
+    import struct
+
+    text = json.dumps({"assay": PROTOCOL, **header}).encode("ascii")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.connect(place)
         try:
-            for part in (struct.pack(">I", len(text)), text, argv, program.stdin, *program.files.values()):
+            for part in (struct.pack(">I", len(text)), text, *blobs):
                 peer.sendall(part)
         except OSError:
             # Refused before all of it was taken: the answer says why, if there is one.
-            answer = _answer(peer)
-            _refuse(answer)
+            _refuse(helper, _answer(peer))
             raise
         answer = _answer(peer)
-        _refuse(answer)
-        stdout = _receive(peer, answer["stdout_len"])
-        stderr = _receive(peer, answer["stderr_len"])
-        outputs: dict[str, Optional[bytes]] = {}
-        for one in answer["outputs"]:
-            outputs[one["path"]] = None if one["len"] is None else _receive(peer, one["len"])
-    cpu_s = answer["cpu_ms"] / 1000 if answer["cpu_ms"] is not None else None
-    return (
-        *(stdout, stderr, answer["ended"], answer["code"], answer["signal"], answer["truncated"], outputs),
-        *(answer["wall_ms"] / 1000, cpu_s, answer["isolation"]),
-    )
+        _refuse(helper, answer)
+        return read(answer, lambda length: _receive(peer, length))
+
+
+def _refuse(helper: str, answer: dict[str, Any]) -> None:
+    error = answer.get("error")
+    if error is None:
+        return
+    reason = f"{helper}: {answer.get('reason')}"
+    if error == "fault":
+        raise CannotGrade(reason)
+    if error == "unparseable":
+        raise JudgeUnparseable(reason)
+    if error in ("malformed", "too_large"):
+        raise ValueError(reason)
+    raise RuntimeError(reason)
 
 
 def _answer(peer: Any) -> dict[str, Any]:
@@ -81,18 +126,6 @@ def _answer(peer: Any) -> dict[str, Any]:
     if not isinstance(answer, dict) or answer.get("assay") != PROTOCOL:
         raise OSError("its answer is of another protocol")
     return answer
-
-
-def _refuse(answer: dict[str, Any]) -> None:
-    error = answer.get("error")
-    if error is None:
-        return
-    reason = f"run_submission: {answer.get('reason')}"
-    if error == "fault":
-        raise CannotGrade(reason)
-    if error in ("malformed", "too_large"):
-        raise ValueError(reason)
-    raise RuntimeError(reason)
 
 
 def _receive(peer: Any, length: int) -> bytes:

@@ -11,3 +11,7 @@ class CannotGrade(Exception):
         """`reason` is one sentence for the person who reads the report."""
         super().__init__(reason)
         self.reason = reason
+
+
+class JudgeUnparseable(Exception):
+    """A judge replied, and the reply cannot be used: it has no text, or is not of the form that was asked for."""

@@ -18,6 +18,7 @@ _HELPERS = (
     "files.py",
     "functions.py",
     "imports.py",
+    "judging.py",
     "rewards.py",
     "submission.py",
 )
