@@ -18,6 +18,7 @@ demo: ## install, then grade the examples and print a table
 
 test: ## install what tests need, then run all tests
 	@$(PYTHON) tools/environment.py dev
+	@$(PYTHON) tools/postgresql.py install
 	@$(COMPILE)
 	@$(BIN)/python -m pytest
 

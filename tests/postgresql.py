@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,19 +15,15 @@ from pathlib import Path
 
 from ordinary_user import ORDINARY_UID
 
-# What a newer or older server, or another distribution, calls its folder of programs.
-PROGRAMS = ("/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin", "/usr/lib/postgresql/bin", "/usr/local/pgsql/bin")
+TOOL = Path(__file__).resolve().parent.parent / "tools" / "postgresql.py"
 # Nothing here is to outlive the session, so no write of it waits for the disk.
 SETTINGS = ("fsync=off", "full_page_writes=off", "listen_addresses=", "max_connections=50", "shared_buffers=16MB")
 
 
 def find_programs() -> Path | None:
     """The folder that `initdb` and `postgres` are in, or None."""
-    folders = [path for pattern in PROGRAMS for path in sorted(Path("/").glob(pattern.lstrip("/")), reverse=True)]
-    on_path = shutil.which("initdb")
-    if on_path is not None:
-        folders.append(Path(on_path).resolve().parent)
-    return next((folder for folder in folders if (folder / "postgres").exists() and (folder / "initdb").exists()), None)
+    found = subprocess.run([sys.executable, TOOL, "find"], capture_output=True, text=True, check=False).stdout.strip()
+    return Path(found) if found else None
 
 
 @contextmanager

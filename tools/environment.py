@@ -100,12 +100,19 @@ def ready_ensurepip():
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         sys.exit(advice)
     print("installing Debian's python3-venv, which this Python needs to make .venv", flush=True)
+    said = install_packages(minor)
+    if not has_ensurepip():
+        sys.exit(f"{said}\n{advice}".strip())
+
+
+def install_packages(*names):
+    """Install Debian packages, quietly, as root; what the last command said."""
     quiet = dict(os.environ, DEBIAN_FRONTEND="noninteractive")
-    install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", minor]
-    for command in (["apt-get", "update", "-qq"], install):
+    # A configuration file that is there already stays.
+    install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "-o", "Dpkg::Options::=--force-confold"]
+    for command in (["apt-get", "update", "-qq"], install + list(names)):
         done = subprocess.run(command, env=quiet, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    if done.returncode != 0 or not has_ensurepip():
-        sys.exit(f"{done.stdout.decode(errors='replace').strip()}\n{advice}".strip())
+    return done.stdout.decode(errors="replace").strip()
 
 
 def has_ensurepip():

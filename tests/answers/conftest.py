@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from pathlib import Path
 
 import pytest
@@ -22,3 +23,9 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> Where:
 @pytest.fixture
 def in_postgresql(postgresql: str) -> Where:
     return Where(postgresql, f"test_{next(_numbers)}")
+
+
+@pytest.fixture
+def soaking() -> bool:
+    """Whether the long form of a test was asked for."""
+    return os.environ.get("ASSAY_SOAK") == "1"

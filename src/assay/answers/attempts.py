@@ -11,9 +11,8 @@ from sqlalchemy import Connection, Row, and_, func, or_, select, update
 from assay.answers.claims import is_identity
 from assay.answers.planning import plan
 from assay.answers.rows import Answer, Attempt, Identity
-from assay.answers.schema import answer, attempt, event, identity, insert_once, trajectory
+from assay.answers.schema import INTERRUPTED, answer, attempt, event, identity, insert_once, trajectory
 
-INTERRUPTED: Final = "interrupted"
 _LEVEL: Final = 3
 _FREE: Final = {"lease_owner": None, "lease_until": None}
 
@@ -133,20 +132,26 @@ def end_graded(
 
 
 def take_over(connection: Connection, now: float, owner: str) -> list[Attempt]:
-    """End the attempts that are open though nobody holds their identity; those of this process are its own affair."""
+    """End the attempts that are open though nobody holds their identity; those of this process are its own affair.
+
+    Among those returned are also the ones that were ended so before, must not be repeated, and have no verdict yet.
+    """
     free = or_(
         identity.c.lease_until.is_(None), identity.c.lease_until < now, identity.c.lease_owner != attempt.c.owner
     )
     same = and_(identity.c.task_id == attempt.c.task_id, identity.c.rollout == attempt.c.rollout)
+    left = and_(attempt.c.ended_at.is_(None), attempt.c.owner != owner, free)
+    # Whoever ended it may have died before it could say that the session is lost.
+    unsaid = and_(attempt.c.outcome == INTERRUPTED, attempt.c.repeatable == 0, identity.c.verdict_seq.is_(None))
     rows = connection.execute(
         select(attempt)
         .join(identity, same)
-        .where(attempt.c.ended_at.is_(None), attempt.c.owner != owner, free)
+        .where(or_(left, unsaid))
         .order_by(attempt.c.id)
         .with_for_update(of=attempt, skip_locked=True)
     ).all()
     if rows:
-        ended = update(attempt).where(attempt.c.id.in_([row.id for row in rows]))
+        ended = update(attempt).where(attempt.c.id.in_([row.id for row in rows]), attempt.c.ended_at.is_(None))
         connection.execute(ended.values(ended_at=now, outcome=INTERRUPTED))
     return [attempt_of(row, ended_at=now, outcome=INTERRUPTED) for row in rows]
 

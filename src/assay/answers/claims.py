@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from enum import StrEnum
 
-from sqlalchemy import Connection, and_, func, or_, select, tuple_, update
+from sqlalchemy import Connection, and_, exists, func, or_, select, tuple_, update
 
 from assay.answers.choice import Choice, Condition
 from assay.answers.rows import Claim, Identity
-from assay.answers.schema import identity
+from assay.answers.schema import INTERRUPTED, attempt, identity
 from assay.answers.states import state_column
 
 
@@ -38,14 +38,17 @@ def claim(
     choice: Choice,
     budget: int,
     session_lost: bool,
-) -> list[Claim]:
-    """Lease up to `limit` identities that need one of these, in the run's order. Empty: there is nothing left to take.
+    after: int = -1,
+) -> tuple[list[Claim], int]:
+    """Lease up to `limit` identities that need one of these, in the run's order, and say where the last of them is.
 
-    Left out is what somebody holds, and what this command has already finished.
+    It begins behind the position `after`, and at the beginning when that is not enough: what was finished before is not
+    looked at each time. Empty: there is nothing left to take. Left out is what somebody holds, and what this command has
+    already finished.
     """
     rows = identity.c
-    found = connection.execute(
-        select(rows.task_id, rows.rollout, rows.answer_id, rows.tries)
+    statement = (
+        select(rows.task_id, rows.rollout, rows.position, rows.answer_id, rows.tries)
         .where(
             or_(*(_needing(need, budget, session_lost) for need in needs)),
             or_(rows.lease_until.is_(None), rows.lease_until < now),
@@ -53,15 +56,17 @@ def claim(
             *choice.conditions(),
         )
         .order_by(rows.position, rows.task_id, rows.rollout)
-        .limit(limit)
         # In PostgreSQL: what another process is just taking is not waited for.
         .with_for_update(skip_locked=True)
-    ).all()
+    )
+    found = list(connection.execute(statement.where(rows.position > after).limit(limit)))
+    if len(found) < limit and after >= 0:
+        found += connection.execute(statement.where(rows.position <= after).limit(limit - len(found)))
     claims = [Claim(Identity(row.task_id, row.rollout), row.answer_id, row.tries) for row in found]
     if claims:
         taken = tuple_(rows.task_id, rows.rollout).in_([(one.identity.task_id, one.identity.rollout) for one in claims])
         connection.execute(update(identity).where(taken).values(lease_owner=owner, lease_until=now + lease_s))
-    return claims
+    return claims, found[-1].position if found else -1
 
 
 def waiting(
@@ -106,9 +111,17 @@ def _needing(need: Need, budget: int, session_lost: bool) -> Condition:
         case Need.ANSWER:
             return and_(rows.answer_id.is_(None), state_column(budget) == "missing")
         case Need.VERDICT:
-            return and_(rows.answer_id.is_not(None), rows.verdict_seq.is_(None), state_column(budget) == "recoverable")
+            ungraded = and_(rows.answer_id.is_not(None), rows.verdict_seq.is_(None))
+            return and_(ungraded, state_column(budget) == "recoverable", ~_begun_for_good())
         case Need.RECOVERY:
             recoverable = state_column(budget, session_lost=session_lost) == "recoverable"
             return and_(rows.verdict_seq.is_not(None), recoverable)
         case Need.REGRADE:
             return rows.answer_id.is_not(None)
+
+
+def _begun_for_good() -> Condition:
+    """Whether a verification that must not be made twice was begun, and nobody knows how it ended."""
+    unknown = or_(attempt.c.ended_at.is_(None), attempt.c.outcome == INTERRUPTED)
+    same = and_(attempt.c.task_id == identity.c.task_id, attempt.c.rollout == identity.c.rollout)
+    return exists().where(same, attempt.c.stage == "verification", attempt.c.repeatable == 0, unknown)

@@ -62,6 +62,9 @@ _FIRST: Final = (
 
 RUNS: Final = Form("runs", (_FIRST,))
 
+INTERRUPTED: Final = "interrupted"
+"""The outcome of an attempt whose process is gone."""
+
 _tables: Final = MetaData()
 
 

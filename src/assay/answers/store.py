@@ -47,6 +47,8 @@ class Store:
         """This process, as leases and attempts name it."""
         self._hold = hold
         self._clock = clock
+        self._reached: dict[str, int] = {}
+        """By command: the position of what was claimed last."""
 
     def create_run_now(self, settings: Mapping[str, Any]) -> Run:
         """Begin the run, unless it was begun: then the run as it was. `settings`: JSON values."""
@@ -100,7 +102,8 @@ class Store:
         them is left out. `session_lost`: whether lost sessions are recovered, too. Raises `WrongArgument` for a bad choice.
         """
         choice.conditions()
-        return await self.database.write(
+        after = self._reached.get(command_id, -1)
+        found, self._reached[command_id] = await self.database.write(
             lambda c: claims.claim(
                 c,
                 needs,
@@ -112,8 +115,10 @@ class Store:
                 choice=choice,
                 budget=budget,
                 session_lost=session_lost,
+                after=after,
             )
         )
+        return found
 
     def waiting_now(
         self,
@@ -169,8 +174,9 @@ class Store:
     ) -> str:
         """Keep an answer, and end the agent's attempt. Returns the id of the answer that is kept.
 
-        There is one for each identity: when another one is there already (a lease that had ended), that stays, and its id is
-        returned. The identity stays this process' to grade. `trajectory`: a file's content. Plans the identity if need be.
+        There is one for each identity: when another one is there already (this process' lease had ended), that stays, its id
+        is returned, and it is somebody else's to grade. Otherwise the identity stays this process' to grade. `trajectory`: a
+        file's content. An identity that was not planned is planned.
         """
         return await self.database.write(
             lambda c: attempts.keep_answer(c, answer, trajectory, attempt_id, self._now(c))
