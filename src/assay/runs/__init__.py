@@ -5,6 +5,7 @@ A run is in a folder (`find_place`, `make_place`); `open_run` opens it to write,
 """
 
 from .catalogue import Catalogue, load_catalogue
+from .changing import Changes, changed_rows
 from .commands import Done, Setting, collect, recover, regrade
 from .comparing import Comparison, Difference, compare
 from .exporting import Export, export
@@ -21,6 +22,7 @@ __all__ = [
     "Agent",
     "AgentSettings",
     "Catalogue",
+    "Changes",
     "Comparison",
     "Difference",
     "Done",
@@ -37,6 +39,7 @@ __all__ = [
     "Setting",
     "Tally",
     "Watch",
+    "changed_rows",
     "collect",
     "compare",
     "export",
