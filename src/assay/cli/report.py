@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 10
 _BAR = 40
+_METRICS_SHOWN = 20
 _WHO = {
     "verifier": "the verifiers: mend them, then `assay regrade`",
     "infrastructure": "the infrastructure: `assay recover`",
@@ -76,8 +77,10 @@ def _lines(report: Report) -> Iterator[tuple[str, str]]:
         yield "", "`assay regrade` grades all with today's"
     for k, estimate, tasks in report.pass_at:
         yield f"pass@{k}", f"{estimate:.4f}  over {tasks} tasks with {k} graded tries or more"
-    for metric in report.metrics:
+    for metric in report.metrics[:_METRICS_SHOWN]:
         yield "metric", f"{printable(metric.name)}  {metric.mean:.4g}  over {metric.rows} rows"
+    if len(report.metrics) > _METRICS_SHOWN:
+        yield "", f"and {len(report.metrics) - _METRICS_SHOWN} metrics more (--json names all)"
     if counted.unproven_zeros:
         yield "unproven", f"{counted.unproven_zeros} zeros are of verifiers that were never seen to give more"
     if counted.floored:
@@ -102,7 +105,7 @@ def _mean(report: Report) -> str:
     if report.interval is None:
         return f"{mean:.4f}  (one task alone has no interval)"
     low, high = report.interval
-    return f"{mean:.4f}  [{low:.4f}, {high:.4f}]  95 %, bootstrapped over {report.tasks} tasks"
+    return f"{mean:.4f}  [{low:.4f}, {high:.4f}]  95 %, bootstrapped over {report.graded_tasks} tasks"
 
 
 def _bars(histogram: Histogram) -> Iterator[str]:

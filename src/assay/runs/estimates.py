@@ -24,15 +24,16 @@ _LOW, _HIGH = 0.025, 0.975
 class Spread:
     """Sums of a ratio's two parts over tasks, from which its interval is drawn."""
 
+    tasks: int = 0
+    """That have a value."""
     _parts: list[list[float]] = field(default_factory=list)
-    _tasks: int = 0
     _draw: random.Random = field(default_factory=lambda: random.Random(_SEED))  # noqa: S311 - statistics, no secret
 
     def add(self, total: float, weight: float) -> None:
         """One task: the sum of its values, and how many there are. One with none says nothing."""
         if not weight:
             return
-        self._tasks += 1
+        self.tasks += 1
         if len(self._parts) < BLOCKS:
             self._parts.append([total, weight])
             return
@@ -42,7 +43,7 @@ class Spread:
 
     def interval(self) -> tuple[float, float] | None:
         """The middle 95 % of the means of `RESAMPLES` draws; None with fewer than two tasks, which say nothing of a spread."""
-        if self._tasks < 2:
+        if self.tasks < 2:
             return None
         # A generator of its own: what was drawn while tasks came in has no part in it.
         draw = random.Random(_SEED)  # noqa: S311 - as above

@@ -32,6 +32,8 @@ class Report:
 
     totals: Totals
     tasks: int
+    graded_tasks: int
+    """Tasks with a graded row: what the interval is bootstrapped over."""
     interval: tuple[float, float] | None
     """95 % of the mean, bootstrapped over tasks; None with fewer than two graded tasks."""
     pass_at: tuple[tuple[int, float, int], ...]
@@ -73,6 +75,7 @@ class Report:
             "denominator": counted.graded,
             "planned": counted.planned,
             "tasks": self.tasks,
+            "graded_tasks": self.graded_tasks,
             "partial": self.partial,
             "mixed": self.mixed,
             "low": counted.low,
@@ -119,6 +122,7 @@ def summarise(database: Database, *, choice: Choice | None = None) -> Report:
     return Report(
         counted,
         tasks,
+        spread.tasks,
         spread.interval(),
         tuple(passed.estimates()),
         tuple(metric_means(database, choice=choice)),
