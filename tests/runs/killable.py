@@ -11,10 +11,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from runs.worlds import LOST, World, opened, run_settings, working
-
 from assay.answers import Identity
 from assay.runs import Happened, Tally, collect, recover
+from runs.worlds import LOST, World, opened, run_settings, working
 
 
 def main() -> None:
@@ -22,7 +21,7 @@ def main() -> None:
     marks = run.parent / "marks"
     marks.mkdir(exist_ok=True)
 
-    def lost_at_first(one: Identity, call: int):  # noqa: ANN202
+    def lost_at_first(one: Identity, call: int):
         """Some verifications fail for the machine's sake, until `recover` comes."""
         return LOST if command != "recover" and int(one.task_id[1:]) % 5 == 0 else None
 

@@ -16,7 +16,6 @@ from assay.runs.catalogue import Catalogue, load_catalogue
 from assay.runs.conducting import Conductor, Means, Order
 from assay.runs.keeping import Sleep
 from assay.runs.left import Agent
-from assay.runs.modelling import ModelAgent
 from assay.runs.performing import SandboxAgent, Stage
 from assay.runs.place import OpenRun
 from assay.runs.replaying import Replayed, replay
@@ -153,6 +152,9 @@ def agent_of(run: OpenRun, stage: Stage) -> Agent | None:
     if wanted.name == "replay":
         return None
     if wanted.name == "model":
+        # Loaded where it is needed: HTTP takes long to load.
+        from assay.runs.modelling import ModelAgent
+
         return ModelAgent(wanted.model or "", wanted.base_url or "", wanted.api_key_env, wanted.timeout_s)
     return SandboxAgent(stage, wanted.name, wanted.command, wanted.env, wanted.network, wanted.timeout_s)
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from assay.answers import Answer, Snapshots
-from assay.client import judges_of
 from assay.failures import FailureEvent
-from assay.grading import Verdict, failed_verdict, grade
+from assay.grading import AskJudge, Verdict, failed_verdict, grade
 from assay.runs.settings import GradingSettings
 from assay.sandbox import Provider
 from assay.tasks import Task
@@ -71,8 +70,16 @@ class Verifier:
                 timeout_s=self.settings.timeout_s,
                 control=self.settings.control,
                 state=self.state,
-                judge=judges_of(task.settings.judges, self.settings.judges),
+                judge=self._judge(task),
             )
+
+    def _judge(self, task: Task) -> AskJudge | None:
+        if not task.settings.judges and not self.settings.judges:
+            return None
+        # Loaded where it is needed: most verifiers ask nobody, and HTTP takes longer to load than they take to run.
+        from assay.client import judges_of
+
+        return judges_of(task.settings.judges, self.settings.judges)
 
     async def _workspace(self, answer: Answer, held: ExitStack) -> Path | FailureEvent | None:
         uncaptured = answer.extra.get(UNCAPTURED)
