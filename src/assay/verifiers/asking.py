@@ -91,7 +91,9 @@ def _ask(
         peer.connect(place)
         try:
             for part in (struct.pack(">I", len(text)), text, *blobs):
-                peer.sendall(part)
+                # Nothing is not sent: whoever has all of a request may have answered it and gone.
+                if part:
+                    peer.sendall(part)
         except OSError:
             # Refused before all of it was taken: the answer says why, if there is one.
             _refuse(helper, _answer(peer))
