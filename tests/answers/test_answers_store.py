@@ -9,18 +9,21 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from making import answered, failed, grade, graded, new_answer, provisional
-from sqlalchemy import inspect, select, text
+from sqlalchemy import Connection, inspect, select, text
 
 from assay.answers import (
     BUDGET,
     Answer,
     Choice,
+    Claim,
+    Database,
     Identity,
     Need,
     Store,
@@ -39,6 +42,7 @@ from assay.answers import (
     totals,
     verdicts_of,
 )
+from assay.answers.claims import claim
 from assay.failures import FailureEvent
 from assay.grading import WrongArgument
 from places import Where
@@ -545,6 +549,29 @@ async def test_a_lease_ends_unless_it_is_renewed(in_postgresql: Where, clock: Cl
         assert len(await two.claim(ALL, 1, command_id=command)) == 1
 
 
+async def test_claims_that_are_made_at_once_do_not_overlap(in_postgresql: Where, clock: Clock) -> None:
+    with reopened(in_postgresql, clock) as one, reopened(in_postgresql, clock) as two:
+        await one.plan([Identity("t", n) for n in range(6)])
+        command = await one.begin_command("run", {})
+        taken, go_on = threading.Event(), threading.Event()
+
+        def slow(connection: Connection) -> list[Claim]:
+            claims, _ = claim(
+                connection, ALL, 3, owner=one.owner, command_id=command, now=clock.now, lease_s=60, choice=Choice(),
+                budget=BUDGET, session_lost=False,
+            )  # fmt: skip
+            taken.set()
+            go_on.wait(10)
+            return claims
+
+        first = one.database.submit(slow)
+        await asyncio.to_thread(taken.wait, 10)
+        second = await two.claim(ALL, 3, command_id=command)
+        go_on.set()
+        assert [c.identity.rollout for c in first.result(10)] == [0, 1, 2]
+        assert [c.identity.rollout for c in second] == [3, 4, 5]
+
+
 async def test_a_verdict_after_the_lease_is_not_added(in_postgresql: Where, clock: Clock) -> None:
     with reopened(in_postgresql, clock) as one, reopened(in_postgresql, clock) as two:
         answer_id = await answered(one)
@@ -822,6 +849,38 @@ async def test_the_summary_is_what_the_history_says(store: Store, seed: int) -> 
         assert (one.status, one.reward) == (
             (standing[-1].body["status"], standing[-1].body["reward"]) if standing else (None, None)
         )
+
+
+async def test_every_write_may_be_made_twice(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a connection is lost just as it commits: nobody knows, and the write is made again."""
+    once = Database.submit
+
+    def twice(self: Database, work: Any) -> Any:
+        once(self, work).result(10)
+        return once(self, work)
+
+    monkeypatch.setattr(Database, "submit", twice)
+    run = store.create_run_now({"a": 1})
+    assert store.run_now() == run
+    command = await store.begin_command("run", {})
+    assert await store.begin_command("run", {}, join=True) == command
+    await store.plan([Identity("t", n) for n in range(3)])
+    claims = await store.claim(ALL, 2, command_id=command)
+    assert [one.identity.rollout for one in claims] == [0, 1]
+    tries = [await store.begin_attempt(one.identity, stage="agent", command_id=command) for one in claims]
+    answer_id = await store.keep_answer(new_answer("t", 0), attempt_id=tries[0], trajectory=b"x")
+    await store.fail_agent(tries[1], FailureEvent("agent_run_error", "it crashed"))
+    attempt = await store.begin_attempt(Identity("t", 0), stage="verification", command_id=command, answer_id=answer_id)
+    kept = await store.keep_verdict(answer_id, failed("judge_failed"), attempt_id=attempt, command_id=command)
+    assert kept is not None
+    assert await store.keep_verdict(answer_id, provisional("k"))
+    assert await store.learn("k", task_id="t", verifier_digest="v1", proven_by="solution", floor=None) == ()
+    assert [one.identity.rollout for one in await store.claim(ALL, 9, command_id=command)] == [2]
+    await store.end_command(command)
+    seen = [(one.state, one.reward, one.tries) for one in outcomes(store.database)]
+    assert seen == [("scored", 0.0, 0), ("missing", None, 1), ("missing", None, 0)]
+    assert [len(attempts_at(store.database, Identity("t", n))) for n in range(3)] == [2, 1, 0]
+    assert [one.body["status"] for one in verdicts_of(store.database, answer_id)] == ["failed", "failed", "graded"]
 
 
 def test_a_verdict_is_plain_json_in_its_row(tmp_path: Path) -> None:

@@ -64,9 +64,15 @@ def claim(
         found += connection.execute(statement.where(rows.position <= after).limit(limit - len(found)))
     claims = [Claim(Identity(row.task_id, row.rollout), row.answer_id, row.tries) for row in found]
     if claims:
-        taken = tuple_(rows.task_id, rows.rollout).in_([(one.identity.task_id, one.identity.rollout) for one in claims])
-        connection.execute(update(identity).where(taken).values(lease_owner=owner, lease_until=now + lease_s))
+        leased = update(identity).where(_among(claims)).values(lease_owner=owner, lease_until=now + lease_s)
+        connection.execute(leased)
     return claims, found[-1].position if found else -1
+
+
+def are_held(connection: Connection, claims: list[Claim], owner: str) -> bool:
+    """Whether a process holds one of these."""
+    statement = select(func.count()).select_from(identity).where(_among(claims), identity.c.lease_owner == owner)
+    return bool(connection.execute(statement).scalar_one())
 
 
 def waiting(
@@ -103,6 +109,11 @@ def release(connection: Connection, owner: str | None, one: Identity | None = No
 def is_identity(one: Identity) -> Condition:
     """The row of an identity."""
     return and_(identity.c.task_id == one.task_id, identity.c.rollout == one.rollout)
+
+
+def _among(claims: list[Claim]) -> Condition:
+    keys = [(one.identity.task_id, one.identity.rollout) for one in claims]
+    return tuple_(identity.c.task_id, identity.c.rollout).in_(keys)
 
 
 def _needing(need: Need, budget: int, session_lost: bool) -> Condition:

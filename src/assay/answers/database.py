@@ -4,9 +4,9 @@ Both are spoken to through SQLAlchemy Core and their blocking drivers. All writi
 SQLite wants and what lets many writes share one wait for the disk; readers have connections of their own, which cannot
 write, and stream.
 
-A write is a function of a connection that runs inside a transaction. It may run more than once: when the database failed
-half way, or when the connection was lost just as it committed, so that nobody knows. It must be harmless then: rows have ids
-that their maker gave them, and what is there already is left alone.
+A write is a function of a connection that runs inside a transaction. It may run more than once: when another one that shared
+its transaction raised, when the database failed half way, or when the connection was lost just as it committed, so that nobody
+knows. It must be harmless then: rows have ids that their maker gave them, and what is there already is left alone.
 """
 
 from __future__ import annotations

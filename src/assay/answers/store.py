@@ -103,21 +103,28 @@ class Store:
         """
         choice.conditions()
         after = self._reached.get(command_id, -1)
-        found, self._reached[command_id] = await self.database.write(
-            lambda c: claims.claim(
-                c,
+        taken: list[Claim] = []
+
+        def work(connection: Connection) -> tuple[list[Claim], int]:
+            # It may have been committed before, unknown to us: what it took then would be held and worked on by nobody.
+            if taken and claims.are_held(connection, taken, self.owner):
+                return taken, after
+            taken[:], last = claims.claim(
+                connection,
                 needs,
                 limit,
                 owner=self.owner,
                 command_id=command_id,
-                now=self._now(c),
+                now=self._now(connection),
                 lease_s=lease_s,
                 choice=choice,
                 budget=budget,
                 session_lost=session_lost,
                 after=after,
             )
-        )
+            return taken, last
+
+        found, self._reached[command_id] = await self.database.write(work)
         return found
 
     def waiting_now(

@@ -61,7 +61,7 @@ class Totals:
     unanswered_kinds: Mapping[str, int]
     """Identities without an answer whose agent failed, by the kind of failure."""
     verifiers: Mapping[str | None, int]
-    """Graded rows by the digest of the verifier; more than one: a mean over them is mixed."""
+    """Graded rows by the digest of the verifier, most first. Tasks with verifiers of their own have digests of their own."""
 
 
 @dataclass(frozen=True, slots=True)

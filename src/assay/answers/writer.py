@@ -1,8 +1,8 @@
 """One thread that writes, and makes many waiting writes one transaction.
 
-A commit waits for the disk. While it does, more writes come; they share the next commit. Each lies in a savepoint of its
-own, so that one that raises takes nothing of the others with it. When the database itself fails in the middle, nothing of
-the shared transaction was kept, and each write is made once more by itself.
+A commit waits for the disk. While it does, more writes come; they share the next commit. When one of them raises, or the
+database fails in the middle, nothing of the shared transaction is kept, and each write is made once more by itself: what
+one of them did wrong takes nothing of the others with it.
 """
 
 from __future__ import annotations
@@ -94,16 +94,16 @@ class Writer:
         return batch
 
     def _made_together(self, batch: list[_Write]) -> bool:
-        outcomes: list[tuple[Any, BaseException | None]] = []
         try:
             connection = self._connection()
             with connection.begin():
-                outcomes += [_in_savepoint(connection, write) for write in batch]
-        except BaseException:
-            self._discard()
+                results = [write.work(connection) for write in batch]
+        except BaseException as error:
+            if is_fault(error):
+                self._discard()
             return False
-        for write, (result, error) in zip(batch, outcomes, strict=True):
-            _answer(write, result, error)
+        for write, result in zip(batch, results, strict=True):
+            write.future.set_result(result)
         return True
 
     def _make_alone(self, write: _Write) -> None:
@@ -118,9 +118,9 @@ class Writer:
                 if pause is not None and may_pass(error):
                     self._pause(pause)
                     continue
-                _answer(write, None, explained(error, self._where))
+                write.future.set_exception(explained(error, self._where))
             else:
-                _answer(write, result, None)
+                write.future.set_result(result)
             return
 
     def _connection(self) -> Connection:
@@ -137,20 +137,3 @@ class Writer:
                 connection.close()
             except Exception:  # noqa: S110 - it is given up in any case
                 pass
-
-
-def _in_savepoint(connection: Connection, write: _Write) -> tuple[Any, BaseException | None]:
-    try:
-        with connection.begin_nested():
-            return write.work(connection), None
-    except BaseException as error:
-        if is_fault(error):
-            raise
-        return None, error
-
-
-def _answer(write: _Write, result: Any, error: BaseException | None) -> None:
-    if error is not None:
-        write.future.set_exception(error)
-    else:
-        write.future.set_result(result)
