@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from assay.sandbox import get_provider, provider_names
+from attacks.filesystems import make_agents_filesystem
 from attacks.harness import MODES, SOAK, Arena, Attack
 from attacks.host import MARKER, state_of_host
 
@@ -32,27 +33,44 @@ def host_as_before() -> Iterator[None]:
     assert after == before, f"changed on the host: {sorted(after ^ before)}"
 
 
+@pytest.fixture(scope="session")
+def agents_filesystem(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is graded in shared mode, before the workspace is laid into it."""
+    return make_agents_filesystem(tmp_path_factory.mktemp("agent") / "root")
+
+
 ARENAS = [(provider, mode) for mode in MODES for provider in isolating()]
 
 
 @pytest.fixture(params=ARENAS, ids="-".join)
-def arena(request: pytest.FixtureRequest, tmp_path: Path) -> Arena:
-    """Every provider that isolates, in every mode."""
+def arena(request: pytest.FixtureRequest, tmp_path: Path, outcomes: Callable[[int, str, str, str], None]) -> Arena:
+    """Every provider that isolates, in every mode; the first with all that is costly."""
     provider, mode = request.param
     if not get_provider(provider).capabilities():
         pytest.skip(f"the sandbox {provider!r} cannot make sandboxes on this machine: `assay doctor` says why")
-    outcomes = request.config.stash[_OUTCOMES]
+    spare = request.param != ARENAS[0] and not SOAK
 
     def record(attack: Attack, outcome: str) -> None:
-        outcomes.setdefault((attack.number, attack.name), {})[f"{provider}, {mode}"] = outcome
+        outcomes(attack.number, attack.name, f"{provider}, {mode}", outcome)
 
-    spare = request.param != ARENAS[0] and not SOAK
     return Arena(provider, mode, tmp_path, _bases(request), record, spare)
+
+
+@pytest.fixture
+def outcomes(request: pytest.FixtureRequest) -> Callable[[int, str, str, str], None]:
+    """Takes what goes into the table: the attack's number and name, where it was graded, what it came to."""
+    table = request.config.stash[_OUTCOMES]
+
+    def add(number: int, name: str, where: str, outcome: str) -> None:
+        table.setdefault((number, name), {})[where] = outcome
+
+    return add
 
 
 def _bases(request: pytest.FixtureRequest) -> Callable[[str], str]:
     # Asked for by name: only who needs a root folder waits for its making.
-    return lambda base: base if base == "host" else str(request.getfixturevalue(f"base_with_{base}"))
+    fixtures = {"agent": "agents_filesystem", "pytest": "base_with_pytest", "numpy": "base_with_numpy"}
+    return lambda base: base if base == "host" else str(request.getfixturevalue(fixtures[base]))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -62,4 +80,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.section("attacks: what each came to (honest controls: 1 each)")
     for (number, name), row in sorted(outcomes.items()):
         for where, outcome in row.items():
-            terminalreporter.write_line(f"{number:>3}  {name:<52.52}  {where:<22}  {outcome}")
+            terminalreporter.write_line(f"{number:>3}  {name:<52.52}  {where:<37}  {outcome}")

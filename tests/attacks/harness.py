@@ -10,6 +10,7 @@ import asyncio
 import faulthandler
 import hashlib
 import os
+import shutil
 import stat
 import sys
 from collections.abc import Callable, Mapping
@@ -23,8 +24,10 @@ from assay import Verdict, grade
 from assay.sandbox.namespaces import close_idle
 from assay.sandbox.procfs import descendants
 
-MODES = ("separate",)
+MODES = ("separate", "shared")
 """In which modes every attack is graded."""
+WORKDIR = "app"
+"""Where the agent's own filesystem has the workspace in shared mode."""
 SOAK = os.environ.get("ASSAY_SOAK") == "1"
 TOML = 'schema_version = "1.4"\n[assay]\nreward_range = [0, 1]\n'
 """The floor is known, so what the honest submission proves settles what is ambiguous."""
@@ -61,6 +64,8 @@ class Attack:
     """A workspace that the verifier must reward with 1."""
     hostile: Files
     """A workspace whose honest reward is `reward`."""
+    root: Mapping[str, str | bytes | None] = field(default_factory=dict)
+    """Shared mode: what the hostile agent put elsewhere in its filesystem, by path; None: it took that away."""
     reward: float = 0.0
     expected: Expected = Expected.HONEST
     why: str = ""
@@ -78,11 +83,17 @@ class Attack:
     """What the host must have for it; a root folder of the tests has none of these."""
     environ: Mapping[str, str] = field(default_factory=dict)
     """Set in the grader's own process meanwhile."""
+    same: str = ""
+    """Why its outcome cannot depend on the mode, for one that is graded in shared mode only with ASSAY_SOAK=1."""
+    apart: bool = False
+    """Whether the verifier has the submission run in a sandbox of its own. That needs a workspace beside the filesystem."""
+    everywhere: bool = False
+    """Graded with every provider in every mode, costly as it is."""
 
     @property
     def costly(self) -> bool:
         """Whether it takes seconds and has little to do with where it is graded."""
-        return self.base == "pytest" or self.timeout_s < 10
+        return not self.everywhere and (self.base == "pytest" or self.timeout_s < 10)
 
     @property
     def id(self) -> str:
@@ -100,33 +111,54 @@ class Arena:
     bases: Callable[[str], str]
     record: Callable[[Attack, str], None]
     spare: bool = False
-    """Whether costly attacks are left to another arena."""
+    """Whether costly attacks, and in shared mode those that are the same there, are left to another arena."""
 
     async def fight(self, attack: Attack, *, alone: bool = True) -> Verdict:
         """Grade the honest submission, then the hostile one, and check all that must hold.
 
         `alone`: nothing else is graded meanwhile, so whatever runs afterwards is left over.
         """
-        if self.spare and attack.costly:
-            pytest.skip("costly, and graded with another provider or mode; everywhere with ASSAY_SOAK=1")
+        self.skip_what_is_left_out(attack)
         self.needs(attack.program)
         task = self.task(attack)
-        honest, hostile = self.folder / "honest", self.folder / "hostile"
-        lay(honest, attack.honest)
-        lay(hostile, attack.hostile)
+        honest = self.lay("honest", attack.honest, attack.base)
+        hostile = self.lay("hostile", attack.hostile, attack.base)
+        if self.mode == "shared":
+            lay_over(hostile.parent, attack.root)
         hidden = self.folder / "hidden.txt"
         hidden.write_text("only the host may see this\n")
-        before = (print_of(task), print_of(hostile), hidden.read_text(), living())
+        answer = hostile if self.mode == "separate" else hostile.parent
+        before = (print_of(task), print_of(answer), hidden.read_text(), living())
         control = await self.graded(attack, task, honest)
         assert (control.status, control.reward) == ("graded", 1.0), f"the positive control: {control}"
         verdict = await self.graded(attack, task, hostile)
         self.record(attack, shown(attack, verdict))
-        after = (print_of(task), print_of(hostile), hidden.read_text())
+        after = (print_of(task), print_of(answer), hidden.read_text())
         assert after == before[:3], "the task, the workspace or a hidden file was changed on the host"
         left = living() - before[3]
         assert not (alone and left), f"left running: {left}"
         check(attack, verdict)
         return verdict
+
+    def skip_what_is_left_out(self, attack: Attack) -> None:
+        """Skip, and note in the table, what another arena shows."""
+        why = ""
+        if self.spare and attack.costly:
+            why = "costly, and graded with another provider or mode"
+        elif self.spare and self.mode == "shared" and attack.same:
+            why = f"as in separate mode: {attack.same}"
+        if why:
+            self.record(attack, f"left to ASSAY_SOAK=1 ({why})")
+            pytest.skip(f"{why}; everywhere with ASSAY_SOAK=1")
+
+    def lay(self, name: str, files: Files, base: str = "host") -> Path:
+        """A workspace that holds these files; in shared mode the workdir of a root filesystem that was the agent's."""
+        folder = self.folder / name
+        if self.mode == "shared":
+            link_tree(Path(self.bases("agent" if base == "host" else base)), folder)
+            folder /= WORKDIR
+        lay(folder, files)
+        return folder
 
     def needs(self, program: str) -> None:
         """Skip what needs a program that is not there."""
@@ -149,18 +181,17 @@ class Arena:
         """One verdict, under the watchdog. Without controls: what the honest submission proved counts."""
         limit = WATCHDOG * (attack.timeout_s + PREPARE_S)
         saved = {name: os.environ.get(name) for name in attack.environ}
-        # Shared mode needs a root filesystem that was the agent's.
-        base = "pytest" if self.mode == "shared" and attack.base == "host" else attack.base
+        shared = self.mode == "shared"
         faulthandler.dump_traceback_later(limit + BACKSTOP_S, exit=True, file=sys.__stderr__)
         try:
             os.environ.update(attack.environ)
             verdict = await asyncio.wait_for(
                 grade(
                     task,
-                    workspace,
+                    workspace if not shared or attack.apart else None,
                     mode=self.mode,
                     sandbox=self.provider,
-                    rootfs=self.bases(base),
+                    rootfs=str(workspace.parent) if shared else self.bases(attack.base),
                     timeout_s=attack.timeout_s,
                     control=control,
                     logs=logs,
@@ -224,6 +255,22 @@ def lay(folder: Path, files: Files) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content.encode() if isinstance(content, str) else content)
         if path.read_bytes().startswith(b"#!"):
+            path.chmod(0o755)
+
+
+def link_tree(source: Path, into: Path) -> None:
+    """A copy of a folder whose files are hard links, without the workdir: only for what nobody writes to."""
+    shutil.copytree(source, into, symlinks=True, copy_function=os.link, ignore=shutil.ignore_patterns(WORKDIR))
+
+
+def lay_over(root: Path, files: Mapping[str, str | bytes | None]) -> None:
+    """Put files into a filesystem made by `link_tree`, or take them out."""
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
             path.chmod(0o755)
 
 

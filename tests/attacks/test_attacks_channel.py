@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from attacks.harness import Arena, Attack, Expected, lay
+from attacks.harness import WORKDIR, Arena, Attack, Expected, lay
 from attacks.verifiers import (
     DOUBLES,
     EQUALS,
@@ -82,6 +82,8 @@ PLACES = {
 }
 KINDS_OF_PLACES = ("assay:invalid_reward", "assay:missing_reward", "assay:verifier_contract", "assay:verdict_conflict")
 
+READ_OUTSIDE = "the log folder is a fresh mount, read by the supervisor when the sandbox is dead"
+
 ONLY_SUBMISSION_WRITES = {
     "test.sh": """#!/bin/bash
 given="$RANDOM $RANDOM"
@@ -115,7 +117,16 @@ PLANTING = [
     Attack(23, "a daemon that writes rewards", RUNS, MULTIPLIES, solve(DAEMON), tries=True),
 ]
 PLACING = [
-    Attack(24, f"{what} at reward.{end}", tests, MULTIPLIES, _place(made, f"reward.{end}"), kinds=kinds, tries=True)
+    Attack(
+        24,
+        f"{what} at reward.{end}",
+        tests,
+        MULTIPLIES,
+        _place(made, f"reward.{end}"),
+        kinds=kinds,
+        tries=True,
+        same="" if what in ("a symlink", "a FIFO") else READ_OUTSIDE,
+    )
     for what, made in PLACES.items()
     for end, tests, kinds in (
         ("json", RUNS, ()),
@@ -208,6 +219,8 @@ GRADER = [
         kinds=GIVE_UP,
         timeout_s=SHORT_S,
         tries=True,
+        everywhere=True,
+        same="a stopped grader is ended by the supervisor's clock",
     ),
     Attack(
         28,
@@ -272,6 +285,7 @@ NUMBERS = [
         {"score.txt": "1\n"},
         {"score.txt": text},
         kinds=INVALID,
+        same=READ_OUTSIDE,
     )
     for what, text in SCORES.items()
 ] + [
@@ -282,6 +296,7 @@ NUMBERS = [
         {"score.txt": "1"},
         {"score.txt": text},
         kinds=("assay:verifier_contract", "assay:invalid_reward"),
+        same=READ_OUTSIDE,
     )
     for what, text in {
         "NaN": "float('nan')",
@@ -320,34 +335,33 @@ async def test_a_crash_is_the_floor_and_not_tried_for_ever(
 ) -> None:
     attack = Attack(32, f"crash by {what}", READS, GOOD_JSON, workspace, kinds=("verifier_error",))
     await arena.fight(attack)
+    hostile = arena.folder / "hostile"
+    hostile = hostile / WORKDIR if arena.mode == "shared" else hostile
     # With nothing known beforehand the task's own solution shows that the verifier works: two looks, no more.
     lay(arena.folder / "task" / "solution", {"solve.sh": "echo '{\"n\": 42}' > a.json\n"})
     logs = arena.folder / "logs"
-    verdict = await arena.graded(attack, arena.folder / "task", arena.folder / "hostile", control=True, logs=logs)
+    verdict = await arena.graded(attack, arena.folder / "task", hostile, control=True, logs=logs)
     assert (verdict.reward, verdict.caused_by, verdict.proven) == (0.0, "submission", True)
     assert sorted(path.name for path in logs.iterdir()) == ["attempt-1", "attempt-2"]
 
 
 async def test_an_agent_that_still_runs_cannot_reach_what_is_graded(arena: Arena) -> None:
     """23: somebody writes to the workspace before, while and after it is graded."""
-    hostile = arena.folder / "hostile"
+    attack = Attack(23, "an agent that is still alive", EQUALS, RIGHT, WRONG)
+    task = arena.task(attack)
+    honest, hostile = arena.lay("honest", attack.honest), arena.lay("hostile", attack.hostile)
     stop = threading.Event()
 
     def write() -> None:
         while not stop.is_set():
-            if hostile.is_dir():
-                for name in PLANTED:
-                    (hostile / name).parent.mkdir(parents=True, exist_ok=True)
-                    (hostile / name).write_text("1")
-                    (hostile / name).unlink()
-                os.symlink("/tests", hostile / "link")
-                (hostile / "link").unlink()
+            for name in PLANTED:
+                (hostile / name).parent.mkdir(parents=True, exist_ok=True)
+                (hostile / name).write_text("1")
+                (hostile / name).unlink()
+            os.symlink("/tests", hostile / "link")
+            (hostile / "link").unlink()
 
-    attack = Attack(23, "an agent that is still alive", EQUALS, RIGHT, WRONG)
-    task = arena.task(attack)
-    lay(arena.folder / "honest", attack.honest)
-    lay(hostile, attack.hostile)
-    assert (await arena.graded(attack, task, arena.folder / "honest")).reward == 1.0
+    assert (await arena.graded(attack, task, honest)).reward == 1.0
     writer = threading.Thread(target=write)
     writer.start()
     try:

@@ -135,7 +135,15 @@ def preload(folder: Path) -> None:
 
 
 ATTACKS = [
-    Attack(13, "conftest and configuration", READS_WITH_PYTEST, RIGHT, {**WRONG, **PYTEST_FILES}, base="pytest"),
+    Attack(
+        13,
+        "conftest and configuration",
+        READS_WITH_PYTEST,
+        RIGHT,
+        {**WRONG, **PYTEST_FILES},
+        base="pytest",
+        everywhere=True,
+    ),
     Attack(
         13,
         "conftest and configuration beside what is imported",

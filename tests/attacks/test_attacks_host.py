@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from assay.sandbox import Capability, get_provider
-from attacks.harness import Arena, Attack, lay, living
+from attacks.harness import Arena, Attack, living
 from attacks.host import IPC_KEY, MARKER
+from attacks.test_attacks_channel import ONLY_SUBMISSION_WRITES
 from attacks.verifiers import EQUALS, MULTIPLIES, RIGHT, RUNS, WRONG, solve
 
 SHORT_S = 6.0
@@ -66,6 +67,7 @@ try:
 except OSError:
     pass
 """
+FULL_LOGS = "a full log folder, without a memory limit"
 BOMBS = [
     Attack(36, "fork bomb", RUNS, MULTIPLIES, solve(FORK), tries=True, timeout_s=30),
     *(
@@ -84,6 +86,16 @@ BOMBS = [
             tries=True,
         )
         for place in ("/tmp", "/dev/shm", "/app", "/logs/verifier")
+    ),
+    Attack(
+        36,
+        FULL_LOGS,
+        ONLY_SUBMISSION_WRITES,
+        MULTIPLIES,
+        solve(FILL.format(place="/logs/verifier"), early=True),
+        kinds=("assay:storage_limit",),
+        timeout_s=30,
+        tries=True,
     ),
     Attack(36, "inode bomb", RUNS, MULTIPLIES, solve(INODES, early=True), toml=MEMORY, timeout_s=30, tries=True),
 ]
@@ -328,15 +340,17 @@ async def test_a_bomb_hits_nobody_else(arena: Arena, attack: Attack) -> None:
     needed = Capability.PROCESS_LIMIT if "fork" in attack.name else Capability.MEMORY_LIMIT
     if needed not in has:
         pytest.skip(f"{arena.provider} has no {needed} on this machine: nothing bounds a bomb here")
+    if attack.name == FULL_LOGS and os.geteuid() != 0:
+        pytest.skip("an ordinary user may mount nothing: its log folder has no size of its own")
     near = replace(arena, folder=arena.folder / "neighbour")
     quiet = Attack(36, "neighbour", EQUALS, RIGHT, WRONG)
     task = near.task(quiet)
-    lay(near.folder / "honest", RIGHT)
+    workspace = near.lay("honest", RIGHT)
     before = living()
     bomb = asyncio.ensure_future(arena.fight(attack, alone=False))
     rewards = []
     while not bomb.done() or not rewards:
-        rewards.append((await near.graded(quiet, task, near.folder / "honest")).reward)
+        rewards.append((await near.graded(quiet, task, workspace)).reward)
     await bomb
     assert set(rewards) == {1.0}
     assert not living() - before

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,10 +32,15 @@ CHOSEN = [
 ]
 """What an ordinary user's sandbox does otherwise; all of the families with ASSAY_SOAK=1."""
 
+LINE = re.compile(r"^ *(\d+)  (.{52})  (\w+, \w+) *  (.*)$", re.MULTILINE)
+"""Of the table of outcomes."""
+
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="every other test is run by an ordinary user already")
 @pytest.mark.parametrize("mode", MODES)
-def test_an_ordinary_user_is_as_safe(base_with_pytest: Path, mode: str) -> None:
+def test_an_ordinary_user_is_as_safe(
+    base_with_pytest: Path, outcomes: Callable[[int, str, str, str], None], mode: str
+) -> None:
     files = [f"tests/attacks/test_attacks_{family}.py" for family in FAMILIES]
     chosen = mode if SOAK else f"{mode} and ({' or '.join(CHOSEN)})"
     with tempfile.TemporaryDirectory() as folder:
@@ -49,5 +56,7 @@ def test_an_ordinary_user_is_as_safe(base_with_pytest: Path, mode: str) -> None:
             },
         )
     said = done.stdout.decode(errors="replace")
+    for number, name, where, outcome in map(re.Match.groups, LINE.finditer(said)):
+        outcomes(int(number), name.strip(), f"{where.strip()}, ordinary user", outcome)
     assert done.returncode == 0, said[-20_000:] + done.stderr.decode(errors="replace")[-2_000:]
     assert said.count(f", {mode} ") >= len(CHOSEN), said

@@ -3,6 +3,8 @@ verifier has it run by `run_submission` and `call_function`, in a sandbox of its
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import assay.verifiers
@@ -133,6 +135,18 @@ ATTACKS = [
 ]
 
 
+SIBLING = "a sibling never sees the agent's filesystem: it stands on the task's base with a copy of the workspace"
+SHARED = (
+    "the verdict sent, apart",
+    "the grader's memory, apart",
+    "signals, apart",
+    "hidden files, apart",
+    "switches, apart",
+)
+"""What shows, in shared mode, that it is so."""
+
+
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.id)
 async def test_a_submission_in_a_sandbox_of_its_own_is_stopped(arena: Arena, attack: Attack) -> None:
-    await arena.fight(attack)
+    same = "" if attack.name in SHARED else SIBLING
+    await arena.fight(replace(attack, apart=True, same=same))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from attacks.harness import SOAK, Arena, Attack, Files, lay
+from attacks.harness import SOAK, Arena, Attack, Files
 
 OK = "echo 1 > /logs/verifier/reward.txt\n"
 
@@ -200,6 +200,8 @@ GRADERS = [
 @pytest.mark.parametrize("grader", GRADERS, ids=lambda grader: grader.name)
 async def test_an_honest_grader_works(arena: Arena, grader: Grader) -> None:
     arena.needs(grader.program)
+    if arena.spare and arena.mode == "shared" and grader.base == "numpy":
+        pytest.skip("a large filesystem; the one with pytest stands for it, and ASSAY_SOAK=1 has both")
     verdicts = await _graded(arena, grader)
     assert verdicts == (1.0, "graded"), verdicts
 
@@ -259,9 +261,7 @@ async def _graded(arena: Arena, grader: Grader) -> tuple[float | None, object]:
     """Its reward; what it says of an empty workspace must be less, or nothing."""
     task = Attack(0, grader.name, grader.tests, grader.workspace, {}, timeout_s=grader.timeout_s, base=grader.base)
     folder = arena.task(task)
-    lay(arena.folder / "workspace", grader.workspace)
-    lay(arena.folder / "empty", {})
-    verdict = await arena.graded(task, folder, arena.folder / "workspace")
-    nothing = await arena.graded(task, folder, arena.folder / "empty")
+    verdict = await arena.graded(task, folder, arena.lay("workspace", grader.workspace, grader.base))
+    nothing = await arena.graded(task, folder, arena.lay("empty", {}, grader.base))
     assert nothing.reward in (None, 0.0), nothing
     return verdict.reward, verdict.status if verdict.reward == 1.0 else verdict

@@ -41,6 +41,7 @@ OURS = [
     "memory_limit",
     "process_limit",
     "output_limit",
+    "storage_limit",
     "image_missing",
     "collect_failed",
     "healthcheck_failed",

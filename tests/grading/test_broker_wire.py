@@ -141,7 +141,8 @@ BAD = [
     ({"assay": 2}, "unsupported"),
     ({"assay": True}, "unsupported"),
     ({"assay": ...}, "unsupported"),
-    ({"ask": "judge"}, "unsupported"),
+    ({"ask": "judge"}, "malformed"),
+    ({"ask": "guess"}, "unsupported"),
     ({"ask": None}, "unsupported"),
     ({"ask": ["run"]}, "unsupported"),
     ({"arg": 1}, "malformed"),
@@ -257,7 +258,8 @@ WRONG = [
     (struct.pack(">I", 0), "malformed"),
     (struct.pack(">I", 3) + b"xyz", "malformed"),
     (request(b"\0\0"), "malformed"),
-    (request(ask="judge"), "unsupported"),
+    (request(ask="judge"), "malformed"),
+    (request(ask="guess"), "unsupported"),
 ]
 
 

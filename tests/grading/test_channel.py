@@ -1,5 +1,6 @@
 """The verdict channel: one message counts, and nothing that was not the runner's."""
 
+import errno
 import json
 import os
 import socket
@@ -130,3 +131,18 @@ def test_what_is_no_reward_becomes_its_failure(message: Message, kind: str) -> N
 
 def test_a_result_is_a_reward() -> None:
     assert message_reward(Message("result", {"reward": 0.5, "speed": 2}), RewardRule()) == Reward(0.5, {"speed": 2.0})
+
+
+def test_descriptors_are_refused_or_gone_with_it() -> None:
+    """What lies unread in a queue is charged to its sender's control group, which somebody else may have by then."""
+    with Channel() as channel, socket.socket(fileno=os.dup(channel.theirs)) as end:
+        read, write = os.pipe()
+        try:
+            socket.send_fds(end, [b"x"], [write])
+        except OSError as error:
+            assert error.errno in (errno.EPERM, errno.EOPNOTSUPP)  # noqa: PT017 - either way out is right
+        os.close(write)
+        channel.close()
+        end.close()
+        assert os.read(read, 1) == b"", "the descriptor that was sent is still open"
+        os.close(read)

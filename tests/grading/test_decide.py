@@ -24,6 +24,10 @@ def lost(started: bool = False) -> Observation:
     return not_graded(Standing.INFRASTRUCTURE, failure, RUN if started else None)
 
 
+def judge_failed() -> Observation:
+    return not_graded(Standing.INFRASTRUCTURE, FailureEvent("judge_failed", "HTTP 500"), RUN)
+
+
 def refused(kind: str) -> Observation:
     return not_graded(Standing.REFUSED, FailureEvent(kind, "no"))
 
@@ -200,6 +204,12 @@ TABLE = [
     ),
     ("infrastructure three times", lost(), Evidence(tries=3), (None, "infrastructure", False, False, False)),
     (
+        "a failed judge was asked again already",
+        judge_failed(),
+        Evidence(),
+        (None, "infrastructure", False, False, False),
+    ),
+    (
         "infrastructure after a start, not stateless",
         lost(True),
         Evidence(stateless=False),
@@ -249,7 +259,7 @@ def test_a_failure_is_never_a_number_and_a_number_from_nowhere_always_names_its_
 
 def test_what_decides_is_bounded() -> None:
     """Whatever the observations, asking ends: each piece of evidence is asked for at most once, a lost run three times."""
-    looks = [reward(1.0), reward(0.0), crash(), lost(), lost(True), over_limit()]
+    looks = [reward(1.0), reward(0.0), crash(), lost(), lost(True), judge_failed(), over_limit()]
     controls = [WORKS, SOLUTION_CRASHES, NO_SOLUTION]
     for first in looks:
         for again in looks:

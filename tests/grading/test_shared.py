@@ -174,6 +174,17 @@ async def test_the_controls_work_on_the_images_folder(tmp_path: Path, root: Path
     assert contents(image) == before
 
 
+async def test_what_was_replaced_of_the_image_is_named(tmp_path: Path, root: Path) -> None:
+    make_filesystem(tmp_path / "state" / "rootfs" / "org" / "image")
+    toml = '[environment]\ndocker_image = "org/image"\n'
+    task = make_bash_task(tmp_path / "task", f"echo 1 > {REWARD}", toml)
+    assert (await judge(tmp_path, task, root)).replaced == ()
+    (root / "usr" / "bin" / "sh").write_text("#!/bin/bash\n")
+    (root / "etc" / "ld.so.preload").write_text("/app/evil.so\n")
+    verdict = await judge(tmp_path, task, root)
+    assert (verdict.trust, verdict.replaced) == ("shared", ("/bin/sh", "/etc/ld.so.preload"))
+
+
 async def test_without_its_image_a_task_is_graded_without_controls(tmp_path: Path, root: Path) -> None:
     toml = '[environment]\ndocker_image = "org/absent"\n'
     task = make_bash_task(tmp_path / "task", f"echo 0 > {REWARD}", toml, solution="true")

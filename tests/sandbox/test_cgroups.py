@@ -144,6 +144,40 @@ def test_a_default_cap_where_no_memory_limit_is_asked_for(fake_v2: Hierarchy, tm
     assert not (folder / "cpu.max").exists()
 
 
+@pytest.mark.parametrize(
+    ("version", "above", "asked", "expected"),
+    [
+        (2, "max", 64, 64),
+        (2, str(100 * MIB), None, 50),
+        (2, str(100 * MIB), 64, 64),
+        (2, str(100 * MIB), 512, 100),
+        (1, str(100 * MIB), None, 50),
+        (1, str(100 * MIB), 512, 100),
+    ],
+)
+def test_no_group_may_have_more_than_those_above_leave(
+    fake_v2: Hierarchy, tmp_path: Path, version: int, above: str, asked: int | None, expected: int
+) -> None:
+    """Filling what the supervisor may have would else look like a machine that ran out of memory."""
+    hierarchy = Hierarchy(version, {"memory": tmp_path / "a" / "b"})
+    name = "memory.max" if version == 2 else "memory.limit_in_bytes"
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / name).write_text(above + "\n")
+    Group(hierarchy, Limits(memory_bytes=asked * MIB if asked else None))
+    (folder,) = (path for path in (tmp_path / "a" / "b").iterdir() if path.is_dir())
+    assert int((folder / name).read_text()) == expected * MIB
+
+
+def test_version_2_says_who_used_much(fake_v2: Hierarchy, tmp_path: Path) -> None:
+    group = Group(fake_v2, Limits(memory_bytes=64 * MIB))
+    (folder,) = tmp_path.iterdir()
+    seen = []
+    for peak in (31, 32):
+        (folder / "memory.peak").write_text(f"{peak * MIB}\n")
+        seen.append(group.counters().used_much)
+    assert seen == [False, True]
+
+
 def test_version_2_limits_of_the_next_lease(fake_v2: Hierarchy, tmp_path: Path) -> None:
     group = Group(fake_v2, Limits(memory_bytes=64 * MIB, processes=10, cpus=0.5))
     (folder,) = tmp_path.iterdir()

@@ -13,6 +13,7 @@ import pytest
 from assay.sandbox import MIB, Capability, ExecResult, Limits, Overlay, Provider, Sandbox, SandboxSpec, get_provider
 from assay.sandbox.testing import FakeProvider, Outcome, check_names, check_provider
 from ordinary_user import REPOSITORY, run_as_ordinary_user
+from warm import WarmProvider
 
 NO_ISOLATION = {
     Capability.NETWORK_OFF,
@@ -24,18 +25,22 @@ NO_ISOLATION = {
 NEEDS_RIGHTS = {Capability.UID_SEPARATION, Capability.MEMORY_LIMIT, Capability.CPU_LIMIT}
 _PROGRAM = """
 import asyncio, json, sys
+sys.path.append("tests")
 from assay.sandbox import get_provider
 from assay.sandbox.testing import check_provider
-results = asyncio.run(check_provider(get_provider(sys.argv[1]), report=lambda line: None))
+from warm import WarmProvider
+provider = WarmProvider() if sys.argv[1] == "warm" else get_provider(sys.argv[1])
+results = asyncio.run(check_provider(provider, report=lambda line: None))
 print(json.dumps([[r.name, r.outcome, r.detail] for r in results]))
 """
 
 
 @pytest.mark.parametrize(
-    ("name", "unclaimed"), [("namespaces", set()), ("bubblewrap", set()), ("process", NO_ISOLATION)]
+    ("name", "unclaimed"),
+    [("namespaces", set()), ("warm", set()), ("bubblewrap", set()), ("process", NO_ISOLATION)],
 )
 async def test_provider_conforms(name: str, unclaimed: set[Capability]) -> None:
-    provider = get_provider(name)
+    provider = WarmProvider() if name == "warm" else get_provider(name)
     results = await check_provider(provider)
     assert [r.name for r in results] == check_names()
     assert {r.name: r.detail for r in results if r.outcome is Outcome.FAILED} == {}
@@ -45,7 +50,8 @@ async def test_provider_conforms(name: str, unclaimed: set[Capability]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "unclaimed"), [("namespaces", set()), ("bubblewrap", set()), ("process", NO_ISOLATION)]
+    ("name", "unclaimed"),
+    [("namespaces", set()), ("warm", set()), ("bubblewrap", set()), ("process", NO_ISOLATION)],
 )
 def test_provider_conforms_for_an_ordinary_user(name: str, unclaimed: set[Capability]) -> None:
     done = run_as_ordinary_user([sys.executable, "-c", _PROGRAM, name], cwd=REPOSITORY)
@@ -103,11 +109,13 @@ class _Unlimited(_Wrapped):
 
 @pytest.mark.parametrize("name", ["claims process_limit", "claims cpu_limit", "claims memory_limit", "output_flood"])
 async def test_limits_that_are_ignored_are_found(name: str) -> None:
-    if name == "claims cpu_limit" and os.getloadavg()[0] > 4 * (os.cpu_count() or 1):
-        pytest.skip("the machine is so busy that nothing gets more than the limit, with or without one")
     ignoring = _Unlimited(get_provider("bubblewrap"), frozenset(Capability))
-    (result,) = await check_provider(ignoring, only=[name])
-    assert result.outcome is Outcome.FAILED
+    # On a busy machine nothing may get more than a processor's fifth for once, with or without a limit.
+    for _ in range(20 if name == "claims cpu_limit" else 1):
+        (result,) = await check_provider(ignoring, only=[name])
+        if result.outcome is Outcome.FAILED:
+            return
+    pytest.fail(f"never found: {result.detail}")
 
 
 async def test_only_known_checks_can_be_asked_for() -> None:

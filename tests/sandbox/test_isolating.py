@@ -153,6 +153,18 @@ async def test_a_waiting_thread_is_seen_at_the_wall_limit(isolating: Make) -> No
     assert result.run_delay_s > 0
 
 
+async def test_a_thread_that_chose_its_processor_does_not_count_as_waiting(isolating: Make) -> None:
+    """It may have chosen the one that is busy."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("this machine has one processor to choose from")
+    pinned = (
+        "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nos.fork()\nos.fork()\nwhile True: pass"
+    )
+    sandbox = await isolating()
+    result = await sandbox.exec(["python3", "-I", "-S", "-c", pinned], timeout_s=1)
+    assert (result.how, result.run_delay_s) == (Ended.WALL_LIMIT, 0.0)
+
+
 @pytest.mark.parametrize(
     ("program", "argv"),
     [

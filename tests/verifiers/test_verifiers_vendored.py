@@ -39,6 +39,7 @@ def test_what_travels() -> None:
         "assay/verifiers/files.py",
         "assay/verifiers/functions.py",
         "assay/verifiers/imports.py",
+        "assay/verifiers/judging.py",
         "assay/verifiers/rewards.py",
         "assay/verifiers/submission.py",
         "nemo_gym/__init__.py",
@@ -55,7 +56,7 @@ def test_what_travels() -> None:
 
 def test_every_file_of_the_room_travels_or_makes_the_others_travel() -> None:
     travelling = {Path(path).name for path in PYTHON_FILES if path.startswith("assay/verifiers/")}
-    assert {path.name for path in ROOM.glob("*.py")} == travelling | {"runner.py", "vendored.py"}
+    assert {path.name for path in ROOM.glob("*.py")} == travelling | {"compiled.py", "runner.py", "vendored.py"}
 
 
 def test_the_version_changes_with_any_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,11 +73,10 @@ def test_the_version_changes_with_any_file(monkeypatch: pytest.MonkeyPatch) -> N
         vendored.__getattr__("VERSION")
 
 
-@pytest.mark.parametrize("path", [*PYTHON_FILES, "vendored.py"])
+@pytest.mark.parametrize("path", [*PYTHON_FILES, "compiled.py", "vendored.py"])
 def test_the_grammar_is_that_of_3_8(path: str) -> None:
-    source = (
-        vendored_files().get(path) or (ROOM / path).read_bytes() if path == "vendored.py" else vendored_files()[path]
-    )
+    source = vendored_files().get(path)
+    source = source if source is not None else (ROOM / path).read_bytes()
     ast.parse(source, path, feature_version=(3, 8))
     assert not NEWER.search(source.decode())
 

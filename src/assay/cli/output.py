@@ -98,6 +98,9 @@ def _facts(verdict: Verdict) -> Iterable[tuple[str, str]]:
         yield "limits hit", ", ".join(verdict.limits_hit)
     if verdict.unmet:
         yield "not enforced", ", ".join(verdict.unmet) + " (this machine or sandbox cannot)"
+    if verdict.replaced:
+        shown = ", ".join(map(printable, verdict.replaced))
+        yield "replaced", f"not as in the task's image, so the agent may have decided this verdict: {shown}"
     if verdict.dropped_files:
         kinds = sorted({str(found["type"]) for found in verdict.dropped_files})
         more = "or more " if len(verdict.dropped_files) >= MOST_DROPPED else ""

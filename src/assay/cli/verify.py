@@ -37,6 +37,7 @@ _UNUSABLE = ("assay:task_invalid", "assay:workspace_invalid")
     "task DIR/STEP). It is copied, never changed; no process of the agent may still run in it.",
 )
 @click.option("--no-control", is_flag=True, help="Run no repeat, untouched environment or solution for evidence.")
+@click.option("--no-warm", is_flag=True, help="Start an interpreter anew for each Python verifier.")
 @click.option("--logs", type=Place(), metavar="DIR", help="Keep what the verifier left, per attempt.")
 @grading_options
 def command(
@@ -46,6 +47,7 @@ def command(
     task_data: Path | None,
     mode: str,
     no_control: bool,
+    no_warm: bool,
     logs: Path | None,
     sandbox: str,
     rootfs: str | None,
@@ -85,6 +87,7 @@ def command(
             network=network,
             timeout_s=timeout,
             control=not no_control,
+            warm=not no_warm,
             logs=logs,
             state=state,
             judge=judge_for(loaded, judges),

@@ -1,11 +1,14 @@
 """The agent's side of HTTP: requests with evidence of what became of them, the verify call, the judge call.
 
-Importing this loads aiohttp; nothing above it in the house does.
+An agent needs nothing of grading: `judges_of`, which does, is imported when it is first used.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from assay.client.delivery import may_be_delivered
 from assay.client.judge_call import JUDGE_CALL_MAX_ATTEMPTS, JudgeEndpoint, JudgeError, JudgeReply, call_judge
-from assay.client.judges import judges_of
 from assay.client.operation import idempotency_key
 from assay.client.reply import Reply, StatusError
 from assay.client.server_client import ServerClient
@@ -16,6 +19,9 @@ from assay.client.verify_call import (
     verify_route_failure,
     verify_with_transport_retry,
 )
+
+if TYPE_CHECKING:
+    from assay.client.judges import judges_of
 
 __all__ = [
     "JUDGE_CALL_MAX_ATTEMPTS",
@@ -35,3 +41,11 @@ __all__ = [
     "verify_route_failure",
     "verify_with_transport_retry",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "judges_of":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from assay.client.judges import judges_of
+
+    return judges_of

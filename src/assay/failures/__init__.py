@@ -26,6 +26,7 @@ is decided by whoever holds the occurrence.
       assay:cannot_grade            the verifier said that it cannot grade this
       assay:verifier_timeout        wall-clock limit
       assay:cpu_limit, assay:memory_limit, assay:process_limit, assay:output_limit
+      assay:storage_limit           its log folder was full
       assay:image_missing           the task's image is not here as a folder
       assay:guarantee_unmet         this machine cannot give what the task demands
       assay:not_admitted            no room: nothing ran

@@ -41,6 +41,7 @@ CPU_LIMIT: Final = "assay:cpu_limit"
 MEMORY_LIMIT: Final = "assay:memory_limit"
 PROCESS_LIMIT: Final = "assay:process_limit"
 OUTPUT_LIMIT: Final = "assay:output_limit"
+STORAGE_LIMIT: Final = "assay:storage_limit"
 IMAGE_MISSING: Final = "assay:image_missing"
 GUARANTEE_UNMET: Final = "assay:guarantee_unmet"
 NOT_ADMITTED: Final = "assay:not_admitted"
@@ -84,6 +85,7 @@ KINDS: Final = frozenset(
         MEMORY_LIMIT,
         PROCESS_LIMIT,
         OUTPUT_LIMIT,
+        STORAGE_LIMIT,
         IMAGE_MISSING,
         GUARANTEE_UNMET,
         NOT_ADMITTED,

@@ -15,6 +15,7 @@ import logging
 import os
 import socket
 import struct
+import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from assay.sandbox.waiting import Insistence
 from assay.workspaces import scratch_folder
 
 from .asks import HEADER_MAX, PROTOCOL, JudgeAsk, Refused, RunAsk, read_header, split_argv
+from .channel import refuse_descriptors
 from .judging import AskJudge, Judging
 from .observation import Observation, Standing, not_graded
 from .siblings import Ran, Setting, Siblings
@@ -68,6 +70,8 @@ class Broker:
         self._folder = Path()
         self.fault: FailureEvent | None = None
         """The first infrastructure fault that a run met: seen here, not told by the verifier."""
+        self._going: dict[_Wire, float] = {}
+        self._gone: list[tuple[float, float]] = []
         self.runs = 0
         self.run_s = 0.0
         self.unlimited_memory = False
@@ -85,6 +89,7 @@ class Broker:
             finally:
                 os.close(folder)
             self._place.chmod(0o600)
+            refuse_descriptors(listener)
             listener.listen(_BACKLOG)
             listener.setblocking(False)
         except BaseException:
@@ -202,10 +207,25 @@ class Broker:
             return {"text_len": len(text)}, [text]
         if ask.memory_bytes is not None and Capability.MEMORY_LIMIT not in self._setting.provider.capabilities():
             self.unlimited_memory = True
-        ran = await self._unless_hung_up(wire, self._siblings.run(ask, argv, stdin, folder, self._deadline))
+        began = self._going[wire] = time.monotonic()
+        used_s = None
+        try:
+            ran = await self._unless_hung_up(wire, self._siblings.run(ask, argv, stdin, folder, self._deadline))
+            used_s = ran.result.cpu_s
+        finally:
+            del self._going[wire]
+            beside_s = self.used_since(began)
+            ended = time.monotonic()
+            self._gone.append((ended, used_s if used_s is not None else ended - began))
         self.runs += 1
         self.run_s += ran.result.wall_s
-        return self._report(ran)
+        return self._report(ran, beside_s)
+
+    def used_since(self, when: float) -> float:
+        """Processor seconds, at most, of the runs that ended after `when` (monotonic) or are going on."""
+        now = time.monotonic()
+        going = sum(now - max(began, when) for began in self._going.values())
+        return going + sum(used_s for ended, used_s in self._gone if ended > when)
 
     async def _unless_hung_up(self, wire: _Wire, work: Coroutine[Any, Any, Result]) -> Result:
         """What `work` comes to. Raises `_HungUp`, and ends it, when the peer goes away before."""
@@ -235,11 +255,11 @@ class Broker:
                     left -= target.write(await wire.blob(min(left, _CHUNK)))
             path.chmod(0o644)
 
-    def _report(self, ran: Ran) -> tuple[dict[str, Any], list[bytes]]:
+    def _report(self, ran: Ran, beside_s: float) -> tuple[dict[str, Any], list[bytes]]:
         result = ran.result
         if result.how is Ended.FAULT:
             raise FailureEvent("provider_unavailable", f"the submission's sandbox was lost: {result.fault}")
-        if starved(result, self._setting.limits.cpus):
+        if starved(result, self._setting.limits.cpus, beside_s):
             waited = f"it waited {result.run_delay_s or 0:.1f} s of {result.wall_s:.1f} s for a processor"
             raise FailureEvent("provider_unavailable", f"the submission's program hit its time limit, but {waited}")
         outputs = [

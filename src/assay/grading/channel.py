@@ -19,6 +19,7 @@ from .checks import read_checks
 from .rewards import InvalidReward, Reward, RewardRule, reward_from_value
 
 MAX_MESSAGE_BYTES = 1024 * 1024
+_SO_PASSRIGHTS = 83
 _TEXTS = ("contract", "raised", "cannot_grade")
 
 
@@ -31,6 +32,16 @@ class Message:
     checks: tuple[Mapping[str, Any], ...] = ()
 
 
+def refuse_descriptors(ours: socket.socket) -> None:
+    """Have the kernel refuse descriptors that are sent to this socket, in the sender's face.
+
+    What lies in a queue that nobody reads is charged to its sender's control group, which somebody else may have by then. A
+    kernel before 6.16 does not know how: there closing the socket first does it.
+    """
+    with contextlib.suppress(OSError):
+        ours.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
+
+
 class Channel:
     """Both ends of one verification's channel. Use as a context manager; both ends are closed at its end."""
 
@@ -38,6 +49,7 @@ class Channel:
         """Open the pair."""
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ours.setblocking(False)
+        refuse_descriptors(self._ours)
         for end in (self._ours, self._theirs):
             # The kernel may cap it; the runner cuts or refuses what does not fit.
             with contextlib.suppress(OSError):
@@ -49,6 +61,10 @@ class Channel:
 
     def __exit__(self, *_: object) -> None:
         """Close both ends."""
+        self.close()
+
+    def close(self) -> None:
+        """Close both ends. Harmless when repeated."""
         self._ours.close()
         self._theirs.close()
 

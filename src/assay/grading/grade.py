@@ -29,6 +29,7 @@ from .job import Answer, Job, bases_of, plan_jobs
 from .judging import AskJudge
 from .observation import Standing, not_graded
 from .rehearsal import rehearsed
+from .replaced import replaced_programs
 from .settling import Progress, Verification
 from .state import state_dir
 from .steps import combined_verdict, shortfall
@@ -74,6 +75,7 @@ async def grade(
     network: bool = False,
     timeout_s: float | None = None,
     control: bool = True,
+    warm: bool = True,
     logs: Path | str | None = None,
     state: Path | str | None = None,
     judge: AskJudge | None = None,
@@ -97,6 +99,7 @@ async def grade(
         network: whether the verifier may use the network.
         timeout_s: wall-clock seconds in place of the task's own limit.
         control: False runs no repeat, no untouched environment and no solution for evidence's sake.
+        warm: False starts an interpreter anew for each Python verifier, also where the provider has one ready to be forked.
         logs: a folder that gets one `attempt-N` folder for each run of the verifier on the answer (for a multi-step task
             in a folder for each step).
         state: where evidence and root filesystems are kept (`state_dir`).
@@ -135,6 +138,7 @@ async def grade(
             task_data=task_data,
             network=network,
             timeout_s=timeout_s,
+            warm=warm,
             judge=judge,
         )
         for folder in bases_of(jobs):
@@ -257,6 +261,7 @@ async def _grade_one(job: Job, given: _Given, means: _Means) -> Verdict:
     began = time.monotonic()
     verification = Verification(job, means.control, means.logs, means.store, means.tell)
     dropped: tuple[Found, ...] = ()
+    replaced: tuple[str, ...] = ()
     with scratch_folder("answer") as folder:
         means.tell("capturing the workspace")
         try:
@@ -268,8 +273,12 @@ async def _grade_one(job: Job, given: _Given, means: _Means) -> Verdict:
             first = not_graded(Standing.AMBIGUOUS if over else Standing.REFUSED, failure)
             settled = await verification.settle(first, None)
         else:
+            image = job.agent_base.folder if job.agent_base is not None else None
+            if answer.root is not None and image is not None:
+                replaced = await asyncio.to_thread(replaced_programs, answer.root, image)
             settled = await verification.settle(await verification.look(answer), answer)
-    return verification.verdict(settled, dropped, began, job.base.name if given.root is None else str(given.root))
+    base = job.base.name if given.root is None else str(given.root)
+    return replace(verification.verdict(settled, dropped, began, base), replaced=replaced)
 
 
 async def _capture(job: Job, given: _Given, folder: Path) -> tuple[Answer, tuple[Found, ...]]:

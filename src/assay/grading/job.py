@@ -39,6 +39,8 @@ class Job:
     """Whether an answer is a whole root filesystem, the agent's own."""
     steps: tuple[Task, ...] = ()
     """For a step of a multi-step task: the steps up to this one, itself included."""
+    warm: bool = True
+    """Whether a Python verifier may be run by a fork of an interpreter that the provider has ready."""
     judge: AskJudge | None = None
     """Asks models for the verifier; None: there are none to be had."""
 
@@ -86,6 +88,7 @@ def plan_jobs(
     task_data: Mapping[str, Any] | None = None,
     network: bool = False,
     timeout_s: float | None = None,
+    warm: bool = True,
     judge: AskJudge | None = None,
 ) -> tuple[Job, ...]:
     """One job, or one for each step in order.
@@ -120,6 +123,7 @@ def plan_jobs(
                 timeout_s,
                 shared,
                 views[:number] if task.steps else (),
+                warm,
                 judge,
             )
         )

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from assay.sandbox import Mount, ReadOnly
 from assay.tasks import StagedTests, canonical_json, json_file, stage_tests
+from assay.verifiers.compiled import COMPILED, compiled_files
 from assay.workspaces import process_folder, remove_tree
 
 from .job import Job
@@ -33,6 +34,8 @@ class Laid(NamedTuple):
     staged: StagedTests
     mounts: tuple[Mount, ...]
     """What a sandbox needs to see it."""
+    compiled: bool
+    """Whether the runner lies there compiled, too."""
 
 
 @dataclass(slots=True)
@@ -106,7 +109,7 @@ async def laid_tests(job: Job, response: Mapping[str, Any] | None, own: Path) ->
         # Nothing there keeps a verifier from writing in it: none but this verification's may be within its reach.
         alone = own / "tests"
         staged = await asyncio.to_thread(stage_tests, job.task, alone, task_data=dict(job.task_data), response=response)
-        yield Laid(staged, (ReadOnly(alone, TESTS),))
+        yield Laid(staged, (ReadOnly(alone, TESTS),), compiled=False)
         return
     shelf, key = _shelf, _key(job, response)
     folder = shelf.take(key)
@@ -115,7 +118,7 @@ async def laid_tests(job: Job, response: Mapping[str, Any] | None, own: Path) ->
         try:
             folder = await asyncio.shield(laying)
         except asyncio.CancelledError:
-            laying.add_done_callback(lambda done: done.exception() or shelf.give_back(key, done.result()))
+            laying.add_done_callback(lambda done: _not_needed(shelf, key, done))
             raise
     try:
         mounts = [ReadOnly(folder.path, TESTS)]
@@ -123,9 +126,14 @@ async def laid_tests(job: Job, response: Mapping[str, Any] | None, own: Path) ->
             file = own / "response.json"
             file.write_bytes(json_file(response, "the response"))
             mounts.append(ReadOnly(file, f"{TESTS}/{folder.staged.response_path}"))
-        yield Laid(folder.staged, tuple(mounts))
+        yield Laid(folder.staged, tuple(mounts), compiled=folder.staged.is_shim)
     finally:
         shelf.give_back(key, folder)
+
+
+def _not_needed(shelf: _Shelf, key: str, laying: asyncio.Future[_Folder]) -> None:
+    if not laying.cancelled() and laying.exception() is None:
+        shelf.give_back(key, laying.result())
 
 
 def _key(job: Job, response: Mapping[str, Any] | None) -> str:
@@ -139,6 +147,8 @@ def _lay(shelf: _Shelf, key: str, job: Job, response: Mapping[str, Any] | None) 
     placeholder: dict[str, Any] | None = {} if response is not None else None
     try:
         staged = stage_tests(job.task, place, task_data=dict(job.task_data), response=placeholder)
+        if staged.is_shim:
+            (place / ".ng" / COMPILED).write_bytes(compiled_files(f"{TESTS}/.ng"))
         folder = _Folder(place, staged, users=1)
         # A file that changed since the task was read: good for this one, and not for who comes with the same digest.
         if replace(job.task).verifier_digest == job.task.verifier_digest:

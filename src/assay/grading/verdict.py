@@ -71,6 +71,8 @@ class Verdict:
     failure: Mapping[str, Any] | None = None
     """A failure record (`FailureEvent.to_record`)."""
     trust: str = "separate"
+    replaced: tuple[str, ...] = ()
+    """Shared mode, where the task's image is at hand: programs and libraries that decide a verdict and are not the image's."""
     sandbox: str | None = None
     timing: Timing = field(default_factory=Timing)
     log_tail: str = ""

@@ -25,6 +25,7 @@ from assay.sandbox import (
     Writable,
 )
 from assay.tasks import StagedTests, Task, resolve_env, verifier_environment
+from assay.verifiers.compiled import START
 from assay.workspaces import Caps, capture, find_inside, list_folder, scratch_folder
 
 from .bases import find_python, verifier_workdir
@@ -36,7 +37,7 @@ from .job import Answer, Job
 from .observation import Observation, Run, Standing, graded, not_graded
 from .rewards import MissingReward, Reward, RewardRule, read_reward
 from .siblings import Setting
-from .staging import TESTS, laid_tests
+from .staging import TESTS, Laid, laid_tests
 from .starvation import starved
 from .verdict import Timing
 
@@ -60,7 +61,7 @@ _AMBIGUOUS_BEFORE = (
     "assay:workspace_invalid",
 )
 """Observed before the verifier started, and brought about by the answer or by the task alike."""
-_HIT_KINDS = {"memory_limit": "assay:memory_limit", "process_limit": "assay:process_limit"}
+_HIT_KINDS = {name: f"assay:{name}" for name in ("memory_limit", "process_limit", "storage_limit")}
 
 
 async def verify_once(job: Job, answer: Answer, logs: Path | None = None) -> Observation:
@@ -73,30 +74,37 @@ async def verify_once(job: Job, answer: Answer, logs: Path | None = None) -> Obs
     try:
         async with contextlib.AsyncExitStack() as stack:
             own = stack.enter_context(scratch_folder("verification"))
-            channel = stack.enter_context(Channel())
+            # Closed before the sandbox is: what was sent to it and not taken counts as the sandbox's own memory till then.
+            talk = await stack.enter_async_context(contextlib.AsyncExitStack())
+            channel = talk.enter_context(Channel())
             laid = await stack.enter_async_context(laid_tests(job, answer.response, own))
             answer = await gather(job, answer, own / "gathered")
-            async with _broker(job, answer) as broker, _sandbox(job, answer, laid.mounts, broker) as sandbox:
-                if answer.root is not None:
-                    await check_health(job, sandbox)
-                prepared = time.monotonic()
-                env = _environment(job, answer, laid.staged, broker)
-                argv, fds = _command(job, answer, laid.staged, channel, env.get("PATH"))
-                if broker is not None:
-                    broker.begin(job.limit_s)
-                result = await sandbox.exec(
-                    argv,
-                    cwd=verifier_workdir(job.task, job.workdir),
-                    env=env,
-                    timeout_s=job.limit_s,
-                    merge_stderr=True,
-                    pass_fds=fds,
-                )
-                ran = time.monotonic()
-                written = await sandbox.get(LOGS)
-                seen = await asyncio.to_thread(_read_whatever, job, result, written, channel if fds else None, logs)
-                if broker is not None:
-                    seen = with_broker(seen, broker)
+            broker = await talk.enter_async_context(_broker(job, answer))
+            env = _environment(job, answer, laid.staged, broker)
+            argv, fds = _command(job, answer, laid, channel, env.get("PATH"))
+            interpreter = argv[0] if job.warm and answer.root is None and argv[1:3] == ["-I", "-c"] else None
+            sandbox = await stack.enter_async_context(_sandbox(job, answer, laid.mounts, broker, interpreter))
+            stack.push_async_callback(talk.aclose)
+            if answer.root is not None:
+                await check_health(job, sandbox)
+            prepared = time.monotonic()
+            if broker is not None:
+                broker.begin(job.limit_s)
+            result = await sandbox.exec(
+                argv,
+                cwd=verifier_workdir(job.task, job.workdir),
+                env=env,
+                timeout_s=job.limit_s,
+                merge_stderr=True,
+                pass_fds=fds,
+            )
+            ran = time.monotonic()
+            written = await sandbox.get(LOGS)
+            beside_s = broker.used_since(prepared) if broker is not None else 0.0
+            heard = channel if fds else None
+            seen = await asyncio.to_thread(_read_whatever, job, result, written, heard, logs, beside_s)
+            if broker is not None:
+                seen = with_broker(seen, broker)
     except OSError as error:
         # The host's own disk, descriptors or processes: nothing the task or the answer can be blamed for.
         failure = FailureEvent("provider_unavailable", f"the verification could not be prepared: {error}")
@@ -116,7 +124,9 @@ def standing_of(failure: FailureEvent) -> Standing:
 
 
 @contextlib.asynccontextmanager
-async def _sandbox(job: Job, answer: Answer, tests: tuple[Mount, ...], broker: Broker | None) -> AsyncIterator[Sandbox]:
+async def _sandbox(
+    job: Job, answer: Answer, tests: tuple[Mount, ...], broker: Broker | None, interpreter: str | None
+) -> AsyncIterator[Sandbox]:
     mounts: list[Mount] = [*tests, Writable(LOGS)]
     if broker is not None:
         mounts.append(broker.mount)
@@ -141,6 +151,7 @@ async def _sandbox(job: Job, answer: Answer, tests: tuple[Mount, ...], broker: B
         job.terms.limits,
         BaseUse.READ_ONLY if answer.root is None else BaseUse.OVERLAID,
         account.uid if account is not None else None,
+        interpreter,
     )
     try:
         sandbox = await job.provider.create(spec)
@@ -171,13 +182,14 @@ async def _broker(job: Job, answer: Answer) -> AsyncIterator[Broker | None]:
 
 
 def _command(
-    job: Job, answer: Answer, staged: StagedTests, channel: Channel, path: str | None
+    job: Job, answer: Answer, laid: Laid, channel: Channel, path: str | None
 ) -> tuple[list[str], tuple[int, ...]]:
     """What is started, and the descriptors it gets: our own runner directly, as the shim would.
 
     Where no interpreter is seen, the shim says what is missing. Only the channel counts then too: files alone never decide
     what our own runner was to grade.
     """
+    staged = laid.staged
     if not staged.is_shim:
         return ["bash", f"{TESTS}/test.sh"], ()
     base = job.base if answer.root is None else replace(job.base, folder=answer.root)
@@ -185,7 +197,8 @@ def _command(
     if python is None:
         return ["bash", f"{TESTS}/test.sh"], (channel.theirs,)
     # By its own path and with -I: PATH, PYTHONPATH and HOME may lead into the workspace, and `site` would run what is there.
-    argv = [python, "-I", f"{TESTS}/.ng/run_verifier.py", "--verifier", f"{TESTS}/{staged.verifier_path}"]
+    runner = ["-c", START, f"{TESTS}/.ng"] if laid.compiled else [f"{TESTS}/.ng/run_verifier.py"]
+    argv = [python, "-I", *runner, "--verifier", f"{TESTS}/{staged.verifier_path}"]
     argv += ["--workspace", job.workdir, "--reward-dir", LOGS, "--verdict-fd", str(channel.theirs)]
     if staged.task_data_path is not None:
         argv += ["--task-data", f"{TESTS}/{staged.task_data_path}"]
@@ -211,19 +224,24 @@ def _task_environment(task: Task) -> dict[str, str]:
 
 
 def _read_whatever(
-    job: Job, result: ExecResult, folder: Path, channel: Channel | None, logs: Path | None
+    job: Job, result: ExecResult, folder: Path, channel: Channel | None, logs: Path | None, beside_s: float
 ) -> Observation:
     """`_read`, where an error is what the sandbox left behind, never this machine's: nobody else could have brought it about."""
     try:
-        return _read(job, result, folder, channel, logs)
+        return _read(job, result, folder, channel, logs, beside_s)
     except OSError as error:
         run = Run(ended={"how": result.how.value, "code": result.code, "signal": result.signal})
         unread = FailureEvent("assay:invalid_reward", f"the log folder cannot be read: {error}")
         return not_graded(Standing.AMBIGUOUS, unread, run)
 
 
-def _read(job: Job, result: ExecResult, folder: Path, channel: Channel | None, logs: Path | None) -> Observation:
-    """Read what a dead sandbox left: logs first, whatever happened, then the reward."""
+def _read(
+    job: Job, result: ExecResult, folder: Path, channel: Channel | None, logs: Path | None, beside_s: float
+) -> Observation:
+    """Read what a dead sandbox left: logs first, whatever happened, then the reward.
+
+    `beside_s`: processor seconds that the submission's runs used meanwhile.
+    """
     task = job.task
     _open_up(folder)
     checks = read_checks_file(folder)
@@ -256,7 +274,7 @@ def _read(job: Job, result: ExecResult, folder: Path, channel: Channel | None, l
     )
     if logs is not None:
         run = replace(run, truncated=_keep_logs(folder, result, logs) or run.truncated)
-    return _observe(job, result, run, reward, failure)
+    return _observe(job, result, run, reward, failure, beside_s)
 
 
 def _open_up(folder: Path) -> None:
@@ -284,14 +302,14 @@ def _keep_logs(folder: Path, result: ExecResult, logs: Path) -> bool:
 
 
 def _observe(
-    job: Job, result: ExecResult, run: Run, reward: Reward | None, failure: FailureEvent | None
+    job: Job, result: ExecResult, run: Run, reward: Reward | None, failure: FailureEvent | None, beside_s: float
 ) -> Observation:
     """What the ending and the reading come to together. The order matters: how it ended outranks what was written."""
     discarded = replace(run, discarded_reward=reward.value if reward is not None else None)
     if result.how is Ended.FAULT:
         lost = FailureEvent("provider_unavailable", f"the sandbox was lost: {result.fault}")
         return not_graded(Standing.INFRASTRUCTURE, lost, discarded)
-    if starved(result, job.terms.limits.cpus):
+    if starved(result, job.terms.limits.cpus, beside_s):
         waited = f"its processes waited {result.run_delay_s:.1f} s of {result.wall_s:.1f} s for a processor"
         busy = FailureEvent(
             "provider_unavailable", f"the verifier hit its time limit of {job.limit_s:g} s, but {waited}"

@@ -76,7 +76,8 @@ class Writable:
 
     at: str
     on_disk: bool = False
-    """On the host's disk rather than in memory, where the memory limit bounds it: for a whole workspace, not for logs."""
+    """On the host's disk rather than in memory: for a whole workspace, not for logs. In memory it holds `Limits.tmp_bytes`
+    where the provider may mount (started by root); elsewhere the memory limit bounds it, or else only the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ class Limits:
     cpu_s: float | None = None
     """Processor seconds of all processes of one command together."""
     tmp_bytes: int = GIB
-    """Size of `/tmp`, and of `/dev/shm`."""
+    """Size of `/tmp`, of `/dev/shm`, and of each `Writable` in memory."""
     file_bytes: int | None = 16 * GIB
     """Largest single file (RLIMIT_FSIZE)."""
     output_keep_bytes: int = 16 * MIB
@@ -140,6 +141,9 @@ class SandboxSpec:
     user: int | None = None
     """The uid, and gid of the same number, that a command sees itself under where `USER_MAPPING` holds; 0 is a root without
     privileges. None: the provider's own choice. On the host it is the sandbox's own uid all the same."""
+    interpreter: str | None = None
+    """A Python in the base, by its absolute path, that commands are to be: `[interpreter, "-I", "-c", program, …]`. A provider
+    may keep one ready and fork it in place of starting it anew; what a command can see of that is the provider's to say."""
 
 
 class Ended(StrEnum):
@@ -171,7 +175,8 @@ class ExecResult:
     """How much was written in all, kept or not."""
     stderr_bytes: int = 0
     limits_hit: tuple[str, ...] = ()
-    """`memory_limit`, `process_limit`: limits that were hit, whether or not that ended the command."""
+    """`memory_limit`, `process_limit`, `storage_limit` (a `Writable` is full): limits that were hit, whether or not that ended
+    the command."""
     fault: str | None = None
     wall_s: float = 0.0
     cpu_s: float | None = None

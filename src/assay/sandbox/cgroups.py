@@ -37,6 +37,8 @@ class Counters:
     """How often the group's own memory limit was reached (version 1: at most once after `begin`)."""
     fork_refusals: int = 0
     cpu_s: float | None = None
+    used_much: bool = False
+    """Whether its processes had half of its memory limit or more at once (version 1: after `begin`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +192,8 @@ class Group:
     def _limit(self, limits: Limits, before: Limits) -> None:
         old = self._hierarchy.version == 1
         if "memory" in self._folders:
-            memory = limits.memory_bytes if limits.memory_bytes is not None else half_of_memory()
+            most = self._most_memory()
+            memory = min(limits.memory_bytes if limits.memory_bytes is not None else most // 2, most)
             swap = "memory.memsw.limit_in_bytes" if old else "memory.swap.max"
             # Absent without swap accounting.
             counts_swap = (self._folders["memory"] / swap).exists()
@@ -219,6 +222,20 @@ class Group:
         for folder in self._distinct():
             (folder / "cgroup.procs").write_text(str(pid))
 
+    def _most_memory(self) -> int:
+        """What the groups above leave to this one, at most the machine's memory. Bytes."""
+        most = 2 * half_of_memory()
+        name = "memory.limit_in_bytes" if self._hierarchy.version == 1 else "memory.max"
+        for folder in self._folders["memory"].parents:
+            try:
+                text = (folder / name).read_text().strip()
+            except OSError:
+                # Above the top of the hierarchy, or the top itself, which has no limit.
+                continue
+            if text.isdigit():
+                most = min(most, int(text))
+        return most
+
     def counters(self) -> Counters:
         """What has been counted so far; zeros for what this machine does not count."""
         if self._hierarchy.version == 2:
@@ -229,6 +246,7 @@ class Group:
                 memory.get("oom", 0),
                 self._table("pids", "pids.events").get("max", 0),
                 None if used is None else used / 1e6,
+                self._used_much("memory.peak", "memory.max"),
             )
         usage = self._number("cpuacct", "cpuacct.usage")
         return Counters(
@@ -236,7 +254,12 @@ class Group:
             int(self._reached_limit()),
             self._table("pids", "pids.events").get("max", 0),
             None if usage is None else usage / 1e9,
+            self._used_much("memory.max_usage_in_bytes", "memory.limit_in_bytes"),
         )
+
+    def _used_much(self, peak_file: str, limit_file: str) -> bool:
+        peak, limit = self._number("memory", peak_file), self._number("memory", limit_file)
+        return peak is not None and limit is not None and 2 * peak >= limit
 
     def _reached_limit(self) -> bool:
         # `memory.failcnt` stays 0 on newer kernels. The peak may stop short of the limit by what one charge takes at once.

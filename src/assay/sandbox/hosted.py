@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +14,7 @@ from assay.failures import FailureEvent
 from assay.sandbox.base import Ended, ExecResult, SandboxSpec
 from assay.sandbox.command import check_command, whole_environment
 from assay.sandbox.launch import Launched, Stdio, local_failure
-from assay.sandbox.parts import Parts, put_tree
+from assay.sandbox.parts import Parts, is_full, put_tree
 from assay.sandbox.supervise import Request, Run
 from assay.sandbox.waiting import Insistence
 
@@ -84,10 +84,13 @@ class HostedSandbox:
         run = self._run = Run(request)
         self._idle.clear()
         try:
-            return await run.execute(lambda stdio: self._maker.start(command, stdio))
+            result = await run.execute(lambda stdio: self._maker.start(command, stdio))
         except FailureEvent:
             self._lost = run.lost
             raise
+        else:
+            full = any(map(is_full, self._parts.sized))
+            return replace(result, limits_hit=(*result.limits_hit, "storage_limit")) if full else result
         finally:
             self._run = None
             self._idle.set()

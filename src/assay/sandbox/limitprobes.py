@@ -121,13 +121,21 @@ for name, (x, other) in numbers.items():
     result = libc.syscall(x if x86 else other, 0, 0, 0, 0, 0)
     if result >= 0 or ctypes.get_errno() not in (1, 38):
         done.append(name)
-try:
-    socket.socket(40, socket.SOCK_STREAM)
-    done.append("vsock")
-except OSError as error:
-    if error.errno != 97:
+for make in (socket.socket, socket.socketpair):
+    try:
+        make(40, socket.SOCK_STREAM)
         done.append("vsock")
+    except OSError as error:
+        if error.errno != 97:
+            done.append("vsock")
 import fcntl
+with open("/tmp/leased", "w") as file:
+    try:
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        done.append("a lease")
+    except OSError as error:
+        if error.errno != 1:
+            done.append("a lease")
 try:
     fcntl.ioctl(0, 0x5412, b"x")
     done.append("TIOCSTI")
@@ -146,7 +154,9 @@ async def syscall_filter(provider: Provider) -> Finding:
         return Finding(False, odd)
     if answer["mode"] != ["2"] or answer["done"]:
         return Finding(False, f"not refused: {', '.join(answer['done']) or 'nothing'}; seccomp mode {answer['mode']}")
-    return Finding(True, "keyrings, bpf, io_uring, ptrace, userfaultfd, mounts, namespaces, vsock, TIOCSTI: refused")
+    return Finding(
+        True, "keyrings, bpf, io_uring, ptrace, userfaultfd, mounts, namespaces, vsock, leases, TIOCSTI: refused"
+    )
 
 
 _ROOTLIKE = """

@@ -7,25 +7,29 @@ host's files; an ordinary user's server makes the mounts itself.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from assay.sandbox.base import Capability, Limits, SandboxSpec
 from assay.sandbox.cgroups import half_of_memory
 from assay.sandbox.hosted import Command, HostedSandbox, create_in_thread
 from assay.sandbox.hostetc import SANDBOX_UID, shared_etc
+from assay.sandbox.interpreter import Interpreter
 from assay.sandbox.launch import SetupFailed, Stdio, local_failure
 from assay.sandbox.launcher import kernel
 from assay.sandbox.launcher.wire import as_text
-from assay.sandbox.layout import Plan, Step, make_skeletons, plan_sandbox
+from assay.sandbox.layout import Step, make_skeletons, plan_sandbox
 from assay.sandbox.machine import counts_by_namespace, isolating_claims
 from assay.sandbox.parts import Parts, Tenant, make_parts
-from assay.sandbox.runtime import DESCRIPTORS
+from assay.sandbox.runtime import descriptors
 from assay.sandbox.slotpool import POOL
-from assay.sandbox.slotrun import Blueprint, SlotRun, Source, prepare
+from assay.sandbox.slotrun import Blueprint, SlotRun, prepare
 from assay.sandbox.slots import Slot
+from assay.sandbox.sources import Source
 from assay.sandbox.trial import try_out
 
 _QUIET = kernel.NOSUID | kernel.NODEV
@@ -66,7 +70,7 @@ def _make(spec: SandboxSpec) -> HostedSandbox:
     taken: list[Slot] = []
 
     def take(stack: contextlib.ExitStack) -> Tenant:
-        slot = POOL.take(spec.network, SANDBOX_UID if spec.user is None else spec.user)
+        slot = _take(spec)
         taken.append(slot)
         stack.callback(POOL.give_back, slot)
         if slot.group is not None:
@@ -85,7 +89,9 @@ def _make(spec: SandboxSpec) -> HostedSandbox:
     except BaseException:
         parts.free()
         raise
-    blueprint = _blueprint(spec, plan, parts, slot)
+    steps, sources = _told(plan.steps, parts.mapped, slot.by_root)
+    space = spec.limits.memory_bytes if spec.limits.memory_bytes is not None else half_of_memory()
+    blueprint = Blueprint(steps, sources, _rlimits(spec.limits, parts), space)
     if slot.control is not None:
         # While the caller gets its command ready. What cannot be mounted is said when the command comes.
         with contextlib.suppress(SetupFailed, OSError):
@@ -93,24 +99,59 @@ def _make(spec: SandboxSpec) -> HostedSandbox:
     return HostedSandbox(spec, parts, _Maker(slot, blueprint))
 
 
-def _blueprint(spec: SandboxSpec, plan: Plan, parts: Parts, slot: Slot) -> Blueprint:
+def _take(spec: SandboxSpec) -> Slot:
+    user = SANDBOX_UID if spec.user is None else spec.user
+    return POOL.take(spec.network, user, _interpreter(spec, user))
+
+
+async def get_ready(spec: SandboxSpec) -> None:
+    """Have a server that is the spec's interpreter, so that the next such sandbox finds it. Raises `FailureEvent`.
+
+    Without this the third such sandbox does, or a later one: it is started beside the second.
+    """
+    user = SANDBOX_UID if spec.user is None else spec.user
+    interpreter = _interpreter(spec, user)
+    if interpreter is not None:
+        await asyncio.to_thread(POOL.get_ready, spec.network, user, interpreter)
+
+
+def _interpreter(spec: SandboxSpec, user: int) -> Interpreter | None:
+    """The interpreter that a slot may have ready for this sandbox."""
+    # The host's own alone: what an image's interpreter runs at its start would run with the slot server's rights.
+    if spec.interpreter is None or spec.base is not None or user == 0:
+        return None
+
+    def lay_out() -> tuple[list[Mapping[str, Any]], list[Source]]:
+        bare = SandboxSpec(network=spec.network)
+        plan = plan_sandbox(bare, {}, shared_etc(spec.network), Path("/nowhere"))
+        return _told(tuple(step for step in plan.steps if step.what in _BASE_STEPS), frozenset(), True)
+
+    return Interpreter(spec.interpreter, lay_out)
+
+
+_BASE_STEPS = ("dir", "symlink", "ro-bind")
+
+
+def _told(
+    planned: tuple[Step, ...], mapped: frozenset[str], by_root: bool
+) -> tuple[list[Mapping[str, Any]], list[Source]]:
+    """Steps as the launcher is told of them, and the sources that they name by index."""
     sources: list[Source] = []
     steps: list[Mapping[str, Any]] = []
-    for step in _with_whole_dev(plan.steps):
+    for step in _with_whole_dev(planned):
         indexes = []
         for path in step.sources:
             # The kernel lets an ordinary user's server mount no folder without what is mounted in it.
-            layer = step.what == "tmp-overlay" and slot.by_root
+            layer = step.what == "tmp-overlay" and by_root
             attributes = _QUIET if step.what == "bind" else _READ_ONLY
             indexes.append(len(sources))
-            sources.append(Source(as_text(str(path)), attributes, step.at in parts.mapped, recursive=not layer))
+            sources.append(Source(as_text(str(path)), attributes, step.at in mapped, recursive=not layer))
         what = _NAMES.get(step.what, step.what)
         steps.append(
             {"what": what, "at": as_text(step.at), "text": as_text(step.text), "sources": indexes}
             | {"size": step.size, "perms": step.perms}
         )
-    space = spec.limits.memory_bytes if spec.limits.memory_bytes is not None else half_of_memory()
-    return Blueprint(steps, sources, _rlimits(spec.limits, parts), space)
+    return steps, sources
 
 
 _NAMES = {"ro-bind": "bind", "tmp-overlay": "overlay", "ro-overlay": "layers"}
@@ -125,7 +166,8 @@ def _with_whole_dev(steps: tuple[Step, ...]) -> list[Step]:
 
 
 def _rlimits(limits: Limits, parts: Parts) -> dict[str, int]:
-    found = {"core": 0, "nofile": DESCRIPTORS}
+    # 1, not 0, which a kernel that pipes core files to a program of the host's does not heed.
+    found = {"core": 1, "nofile": descriptors()}
     if limits.file_bytes is not None:
         found["fsize"] = limits.file_bytes
     counted = parts.group is not None and parts.group.counts_processes

@@ -13,6 +13,7 @@ from assay.failures import FailureEvent
 from assay.sandbox.base import BaseUse, Limits, Mount, Overlay, ReadOnly, SandboxSpec, Socket, Writable
 from assay.sandbox.cgroups import Group, Hierarchy
 from assay.sandbox.launch import local_failure
+from assay.sandbox.launcher import kernel
 from assay.sandbox.layout import check_mounts
 from assay.sandbox.machine import counts_by_namespace
 from assay.sandbox.owning import claim, give_tree, merge_tree, own_copy, readable_by_all, tree_holds
@@ -20,6 +21,9 @@ from assay.sandbox.uids import lease_uid
 from assay.workspaces import remove_tree, scratch_folder
 
 _REMOVE_GROUP_S = 2.0
+_QUIET = kernel.NOSUID | kernel.NODEV
+_BYTES_PER_ENTRY = 4096
+"""A file in memory takes a page at least, unless it is empty: an empty one counts as one, too."""
 
 
 def _nowhere(path: Path, recursive: bool) -> bool:
@@ -54,6 +58,8 @@ class Parts:
     """The `at` of each mount that must be mounted so that root's files are the sandbox's own."""
     writables: dict[str, Path]
     """The host folders of the `Writable` mounts, by their `at`."""
+    sized: tuple[Path, ...]
+    """Those of them that have a size of their own."""
     free: Callable[[], None]
     """Frees all of it. Call once, when no process of the sandbox lives."""
 
@@ -93,22 +99,26 @@ def make_parts(spec: SandboxSpec, take: Callable[[contextlib.ExitStack], Tenant]
         try:
             tenant = take(stack)
             folder = stack.enter_context(scratch_folder("sandbox"))
-            # In memory only where the group's memory limit bounds it: else a flood of logs would take the machine's memory.
-            bounded = tenant.group is not None and tenant.group.limits_memory
-            memory = folder
-            if bounded and any(isinstance(mount, Writable) and not mount.on_disk for mount in spec.mounts):
-                memory = stack.enter_context(scratch_folder("sandbox", memory=True))
             base = _base(spec, tenant.uid, stack)
             found: dict[str, tuple[Path, bool]] = {}
             for number, mount in enumerate(spec.mounts):
-                place = (folder if not isinstance(mount, Writable) or mount.on_disk else memory) / f"mount-{number}"
+                place = folder / f"mount-{number}"
+                if isinstance(mount, Writable) and not mount.on_disk:
+                    place = _in_memory(place, spec.limits, tenant, stack)
                 found[mount.at] = _source(mount, place, tenant, stack)
         except OSError as error:
             raise local_failure(error, "make a sandbox") from error
         sources = {at: source for at, (source, _) in found.items()}
         mapped = frozenset(at for at, (_, is_mapped) in found.items() if is_mapped)
         writables = {mount.at: sources[mount.at] for mount in spec.mounts if isinstance(mount, Writable)}
-        return Parts(tenant, folder, base, sources, mapped, writables, stack.pop_all().close)
+        sized = tuple(path for path in writables.values() if path.parent.is_mount())
+        return Parts(tenant, folder, base, sources, mapped, writables, sized, stack.pop_all().close)
+
+
+def is_full(writable: Path) -> bool:
+    """Whether nothing more can be written to a `Writable` with a size of its own: no byte, or no further name."""
+    there = os.statvfs(writable)
+    return there.f_bavail == 0 or there.f_favail == 0
 
 
 def own_process_limit(limits: Limits, parts: Parts) -> int | None:
@@ -147,6 +157,30 @@ def _base(spec: SandboxSpec, uid: int | None, stack: contextlib.ExitStack) -> Pa
         if uid is not None:
             give_tree(base, uid)
     return base
+
+
+def _in_memory(place: Path, limits: Limits, tenant: Tenant, stack: contextlib.ExitStack) -> Path:
+    """Where to make a folder in memory: on a file system of its own, so that whoever fills it takes nobody else's room.
+
+    An ordinary user may mount nothing. Then in memory only where the group's limit bounds it: else a flood of logs would take
+    the machine's memory.
+    """
+    if os.geteuid() == 0:
+        place.mkdir(0o711)
+        place.chmod(0o711)
+        entries = max(1024, limits.tmp_bytes // _BYTES_PER_ENTRY)
+        try:
+            kernel.mount("tmpfs", str(place), _QUIET, f"size={limits.tmp_bytes},nr_inodes={entries},mode=711")
+        except PermissionError:
+            # Root in a container that was given no right to mount.
+            place = place.with_name(f"{place.name}-unsized")
+        else:
+            stack.callback(kernel.detach, str(place))
+            # Below its root: beside it there is room to copy what is put into it, on the same file system.
+            return place / "folder"
+    if tenant.group is not None and tenant.group.limits_memory:
+        return stack.enter_context(scratch_folder("sandbox", memory=True)) / place.name
+    return place
 
 
 def _source(mount: Mount, place: Path, tenant: Tenant, stack: contextlib.ExitStack) -> tuple[Path, bool]:

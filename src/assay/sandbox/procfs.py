@@ -36,10 +36,16 @@ def _stat_fields(pid: int) -> list[bytes]:
 
 
 def run_delay_of(pid: int) -> float:
-    """The longest that a thread of a living process has waited for a processor, in seconds."""
+    """The longest that a thread of a living process has waited for a processor, in seconds.
+
+    Not one that keeps to fewer processors than this process may use: it may have chosen a busy one.
+    """
     longest = 0
+    ours = len(os.sched_getaffinity(0))
     for task in _tasks(pid):
         with contextlib.suppress(OSError, ValueError, IndexError):
+            if len(os.sched_getaffinity(int(task.name))) < ours:
+                continue
             longest = max(longest, int((task / "schedstat").read_bytes().split()[1]))
     return longest / 1e9
 

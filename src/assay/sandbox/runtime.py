@@ -113,12 +113,24 @@ def _reachable_copy(bwrap: Path, package: Path) -> Path:
     return target
 
 
+def descriptors() -> int:
+    """How many descriptors a process in a sandbox may have.
+
+    Those under way between processes count by kernel uid, so that an ordinary user's sandbox with as many as its supervisor
+    may have could keep it from sending any.
+    """
+    if os.geteuid() == 0:
+        return DESCRIPTORS
+    return min(DESCRIPTORS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4)
+
+
 def limited(tools: Tools, limits: Limits, *, processes: int | None = None) -> list[str]:
     """The beginning of a command line that limits the rest, process by process; `processes` are those of its uid.
 
     What starts the rest dies with the thread that started it.
     """
-    wanted = [("core", resource.RLIMIT_CORE, 0), ("nofile", resource.RLIMIT_NOFILE, DESCRIPTORS)]
+    # 1, not 0, which a kernel that pipes core files to a program of the host's does not heed.
+    wanted = [("core", resource.RLIMIT_CORE, 1), ("nofile", resource.RLIMIT_NOFILE, descriptors())]
     if limits.file_bytes is not None:
         wanted.append(("fsize", resource.RLIMIT_FSIZE, limits.file_bytes))
     if processes is not None:

@@ -17,6 +17,7 @@ from assay.failures import FailureEvent
 _LOW_32_BITS = 0xFFFF_FFFF
 
 _AF_VSOCK = 40
+_F_SETLEASE = 1024
 _FAMILIES = (1, 2, 10, 16)
 """unix, inet, inet6, netlink (`getifaddrs`): the others reach the hypervisor (vsock) or rarely used kernel code."""
 _FIRST_FAMILY_ABOVE = 17
@@ -131,14 +132,18 @@ def _build(seccomp: Any) -> bytes:
         rules.add_rule(refuse, "clone", low(0, flag, flag))
     for request in _TERMINAL_IOCTLS:
         rules.add_rule(refuse, "ioctl", low(1, request))
+    # A lease makes whoever opens the file wait: it may be one that others see, too.
+    rules.add_rule(refuse, "fcntl", low(1, _F_SETLEASE))
     for bit in _ODD_PERSONALITIES:
         rules.add_rule(refuse, "personality", low(0, bit, bit | _ONLY_ASKS))
     # On another process: the sandbox's pid 1 has the same uid, and a limit could end it. On oneself as ever, and to look.
     rules.add_rule(refuse, "prlimit64", seccomp.Arg(0, seccomp.NE, 0), seccomp.Arg(2, seccomp.NE, 0))
     for family in range(_FIRST_FAMILY_ABOVE):
         if family not in _FAMILIES:
-            rules.add_rule(no_family, "socket", low(0, family))
-    rules.add_rule(no_family, "socket", seccomp.Arg(0, seccomp.GE, _FIRST_FAMILY_ABOVE))
+            for name in ("socket", "socketpair"):
+                rules.add_rule(no_family, name, low(0, family))
+    for name in ("socket", "socketpair"):
+        rules.add_rule(no_family, name, seccomp.Arg(0, seccomp.GE, _FIRST_FAMILY_ABOVE))
     with tempfile.TemporaryFile() as exported:
         rules.export_bpf(exported)
         exported.seek(0)

@@ -15,24 +15,15 @@ from typing import Any
 from assay.failures import FailureEvent
 from assay.sandbox.hosted import Command
 from assay.sandbox.launch import SETUP_S, End, Seen, SetupFailed, Stdio
-from assay.sandbox.launcher import kernel, wire
+from assay.sandbox.launcher import wire
 from assay.sandbox.slots import Parked, Slot, readable_now
+from assay.sandbox.sources import Source, mount_source
 from assay.sandbox.waiting import Insistence
 
+_HALF = object()
 _STARTS_MOST = 2
-_FORKS_MOST = 2
+_FORKS_MOST = 3
 _SERVER_DIES_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A host path to mount in a sandbox."""
-
-    path: str
-    attributes: int
-    mapped: bool
-    """Whether root's files in it are to be the sandbox's own."""
-    recursive: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,31 +39,20 @@ class Blueprint:
 
 def prepare(slot: Slot, blueprint: Blueprint, control: socket.socket) -> None:
     """Have the slot's fork build its root. Raises `SetupFailed` for what cannot be mounted."""
+    # A fork that was told half of it must not be taken for one that waits.
+    slot.prepared = _HALF
     fields: dict[str, Any] = {"steps": blueprint.steps, "space": blueprint.space, "limits": blueprint.limits}
     with contextlib.ExitStack() as stack:
         mounts = []
         if slot.by_root:
             for source in blueprint.sources:
-                mounts.append(_mount(slot, source))
+                mounts.append(mount_source(source, slot.owners))
                 stack.callback(os.close, mounts[-1])
         else:
-            fields["sources"] = [{"path": s.path, "attributes": s.attributes} for s in blueprint.sources]
+            fields["sources"] = [source.told() for source in blueprint.sources]
         with contextlib.suppress(wire.Gone):
             wire.send(control, "build", fields, mounts)
     slot.prepared = blueprint
-
-
-def _mount(slot: Slot, source: Source) -> int:
-    fd = -1
-    try:
-        fd = kernel.clone_mount(source.path, recursive=source.recursive)
-        users = slot.owners if source.mapped else -1
-        kernel.set_mount(fd, source.attributes, recursive=source.recursive, users=users)
-    except OSError as error:
-        if fd >= 0:
-            os.close(fd)
-        raise SetupFailed(f"{source.path}: {error.strerror}") from error
-    return fd
 
 
 class SlotRun:
@@ -108,16 +88,24 @@ class SlotRun:
             parked = self._parked = await self._take(patience)
             self.pid1 = _pid_of(parked.pidfd)
             bound(self.pid1)
+            if self._slot.prepared is _HALF:
+                self._drop()
+                continue
             if self._slot.prepared is not self._blueprint:
                 prepare(self._slot, self._blueprint, parked.control)
             self._slot.prepared = None
             self._send(parked)
-            if not await patience.until_readable(parked.control.fileno(), SETUP_S):
-                raise SetupFailed(f"the sandbox was not set up within {SETUP_S:g} s")
-            if self._listen():
+            deadline = time.monotonic() + SETUP_S
+            while not self._said.keys() & {"started", "failed"}:
+                if not await patience.until_readable(parked.control.fileno(), deadline - time.monotonic()):
+                    raise SetupFailed(f"the sandbox was not set up within {SETUP_S:g} s")
+                if not self._listen():
+                    break
+            else:
                 break
             # Killed before anything of a task's ran in it: another does as well.
             self._drop()
+            self._said.clear()
         if "failed" in self._said:
             raise SetupFailed(self._said["failed"])
         if not self._said:
@@ -166,6 +154,7 @@ class SlotRun:
             "env": {wire.as_text(name): wire.as_text(value) for name, value in command.env.items()},
             "cwd": wire.as_text(command.cwd),
             "passed": command.pass_fds,
+            "python": self._slot.interpreter is not None and self._slot.interpreter.starts(command),
         }
         with contextlib.suppress(wire.Gone):
             wire.send(parked.control, "run", fields, [*self._stdio, *command.pass_fds])

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,16 +22,20 @@ from assay.failures import FailureEvent
 from assay.sandbox.base import Limits
 from assay.sandbox.cgroups import Group
 from assay.sandbox.hostetc import HOSTNAME
-from assay.sandbox.launch import SETUP_S, local_failure
+from assay.sandbox.interpreter import Interpreter
+from assay.sandbox.launch import SETUP_S, SetupFailed, local_failure
 from assay.sandbox.launcher import kernel, wire
 from assay.sandbox.layout import DEVICE_LINKS, DEVICES
 from assay.sandbox.machine import usable_hierarchy
 from assay.sandbox.parts import Tenant, remove_group
 from assay.sandbox.seccomp import filter_program
+from assay.sandbox.sources import mount_source
 from assay.sandbox.uids import UidLease, lease_uid
 
 _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from launcher.server import main; main()"
 _KEEPER_ENDS_S = 1.0
+_LEASES_MOST = 5_000
+_LIFE_S = 3_600.0
 _HERE = Path(__file__).resolve().parent
 
 
@@ -50,8 +55,12 @@ class Parked:
 class Slot:
     """See the module. Not for two sandboxes at once; not for two threads at once."""
 
-    def __init__(self, network: bool, user: int) -> None:
+    def __init__(self, network: bool, user: int, interpreter: Interpreter | None = None) -> None:
         """Take a uid and a group, and start the server. Raises `FailureEvent` when this machine cannot."""
+        self.interpreter = interpreter
+        """What its server is, so that a fork of it can run a program in place of starting this; None: the launcher alone."""
+        self._born = time.monotonic()
+        self._leased = 0
         self.network = network
         """Whether its sandboxes have the host's network."""
         self.user = user
@@ -78,6 +87,15 @@ class Slot:
                 stack.callback(remove_group, self.group)
             self.start()
             self._freed = stack.pop_all()
+
+    def lease(self) -> None:
+        """Count one more sandbox."""
+        self._leased += 1
+
+    @property
+    def worn(self) -> bool:
+        """Whether its server has served long enough: what a long life might gather nobody has to look for."""
+        return self._leased >= _LEASES_MOST or time.monotonic() - self._born > _LIFE_S
 
     @property
     def uid(self) -> int | None:
@@ -122,7 +140,7 @@ class Slot:
         self.stop()
         self.prepared = None
         uids = (self._leases[0].uid, self._leases[1].uid) if self.by_root else None
-        self._server = _Server(uids, self.network, self.user, self.group)
+        self._server = _Server(uids, self.network, self.user, self.group, self.interpreter)
         self._server.ask()
 
     def ask(self) -> None:
@@ -143,8 +161,9 @@ class Slot:
 
     @property
     def waits(self) -> bool:
-        """Whether a fork is there and waits for a command, or the server has ended."""
-        return self._server is not None and readable_now(self._server.sock.fileno())
+        """Whether a fork is there and has done all that it can before a request."""
+        control = self.control
+        return control is not None and readable_now(control.fileno())
 
     @property
     def end_fd(self) -> int | None:
@@ -182,7 +201,14 @@ class Slot:
 class _Server:
     """A running slot server."""
 
-    def __init__(self, uids: tuple[int, int] | None, network: bool, user: int, group: Group | None) -> None:
+    def __init__(
+        self,
+        uids: tuple[int, int] | None,
+        network: bool,
+        user: int,
+        group: Group | None,
+        interpreter: Interpreter | None,
+    ) -> None:
         self.owners = -1
         self.pidfd = -1
         self.control: socket.socket | None = None
@@ -223,14 +249,21 @@ class _Server:
             os.close(self._said)
             raise local_failure(error, "start a slot server") from error
         try:
-            self._greet(uids, network, user, group)
-        except (wire.Gone, OSError) as error:
+            self._greet(uids, network, user, group, interpreter)
+        except (wire.Gone, SetupFailed, OSError) as error:
             raise self._failed(error) from error
         except BaseException:
             self.stop()
             raise
 
-    def _greet(self, uids: tuple[int, int] | None, network: bool, user: int, group: Group | None) -> None:
+    def _greet(
+        self,
+        uids: tuple[int, int] | None,
+        network: bool,
+        user: int,
+        group: Group | None,
+        interpreter: Interpreter | None,
+    ) -> None:
         program = filter_program()
         fields: dict[str, Any] = {
             "uids": uids,
@@ -249,6 +282,20 @@ class _Server:
             for fd in fds:
                 stack.callback(os.close, fd)
             fields["groups"] = len(doors)
+            fields["device_mounts"] = len(devices)
+            fields["interpreter"] = None
+            if interpreter is not None:
+                steps, sources = interpreter.lay_out()
+                named = [] if uids is not None else [source.told() for source in sources]
+                fields["interpreter"] = {
+                    "path": interpreter.path,
+                    "env": interpreter.env,
+                    "steps": steps,
+                    "sources": named,
+                }
+                for source in sources if uids is not None else ():
+                    fds.append(mount_source(source, -1))
+                    stack.callback(os.close, fds[-1])
             wire.send(self.sock, "begin", fields, fds)
         if not _readable(self.sock.fileno(), SETUP_S):
             raise TimeoutError(f"it said nothing for {SETUP_S:g} s")

@@ -229,10 +229,10 @@ class Run:
         if how is None:
             how = _how(end)
             if killed_for_memory and _killed(end):
-                how = Ended.MEMORY_LIMIT if own_limit else Ended.FAULT
-                end = End(
-                    fault=None if own_limit else "the machine ran out of memory and its kernel killed the command"
-                )
+                # Of a machine that ran out of memory it may be the cause: then it is no fault of the machine's.
+                own = own_limit or after.used_much
+                how = Ended.MEMORY_LIMIT if own else Ended.FAULT
+                end = End(fault=None if own else "the machine ran out of memory and its kernel killed the command")
         elif how is Ended.SIGNALED:
             end = End(signal=SIGKILL)
         return ExecResult(

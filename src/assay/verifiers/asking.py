@@ -90,10 +90,9 @@ def _ask(
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.connect(place)
         try:
-            for part in (struct.pack(">I", len(text)), text, *blobs):
-                # Nothing is not sent: whoever has all of a request may have answered it and gone.
-                if part:
-                    peer.sendall(part)
+            # To send nothing at the end would fail when the answer to all of it is there already.
+            for part in filter(None, (struct.pack(">I", len(text)), text, *blobs)):
+                peer.sendall(part)
         except OSError:
             # Refused before all of it was taken: the answer says why, if there is one.
             _refuse(helper, _answer(peer))

@@ -10,10 +10,11 @@ has loaded by then, and no name from `__future__` or `typing`.
 """
 
 # A path entry is text, and pathlib would take longer to load than everything here.
-# ruff: noqa: PTH100, PTH112, PTH113, PTH117, PTH118, PTH120
+# ruff: noqa: PTH100, PTH112, PTH208, PTH113, PTH117, PTH118, PTH120
 
 import _frozen_importlib_external as machinery
 import _imp
+import marshal
 import os
 import stat
 import sys
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     PathText = Union[str, os.PathLike[str]]
 
 OWN_PACKAGES = ("assay", "nemo_gym")
+compiled: "dict[str, bytes]" = {}
+"""The marshalled code of files by their paths, where whoever started the runner laid it with them."""
 MANIFEST = "manifest.json"
 
 
@@ -152,6 +155,21 @@ def guard(home: str, manifest: "Optional[Manifest]") -> None:
         sys.path_hooks.insert(0, lambda entry: _finder(listed, entry))
 
 
+def unload(ready: "frozenset[str]", *folders: str) -> None:
+    """Forget the modules in `ready`, loaded before anybody asked for them, whose names the files of these folders have.
+
+    An interpreter that was just started would find those files.
+    """
+    names: "set[str]" = set()
+    for folder in folders:
+        try:
+            names.update(entry.partition(".")[0] for entry in os.listdir(folder))
+        except OSError:
+            continue
+    for module in [module for module in ready if module.partition(".")[0] in names]:
+        sys.modules.pop(module, None)
+
+
 class OwnPackages:
     """Finds Assay's helpers and their alias in the runner's folder, whatever else has these names."""
 
@@ -180,7 +198,11 @@ class ListedSource(machinery.SourceFileLoader):
         self._content = content
 
     def get_code(self, fullname: str) -> "CodeType":
-        """The code, compiled anew: a compiled copy beside the file may be anybody's."""
+        """The code, compiled anew: a compiled copy beside the file may be anybody's, but for those in `compiled`."""
+        ahead = compiled.get(self.path)
+        if ahead is not None:
+            code: "CodeType" = marshal.loads(ahead)  # noqa: S302 - laid with the runner
+            return code
         return self.source_to_code(self._content, self.path)
 
 

@@ -46,6 +46,7 @@ if __name__ in ("__main__", "__mp_main__") and not __package__:
     sys.path[:] = _standard_path
 
 import json
+import marshal
 import os
 from pathlib import Path
 
@@ -56,17 +57,24 @@ if TYPE_CHECKING:
 if TYPE_CHECKING or __package__:
     from assay.verifiers import calling, delivery, imports, rewards
 else:
+    # From `compiled.START` alone, whose caller knows that nobody else could write beside the runner.
+    _compiled = globals().get("ASSAY_COMPILED", {})
 
     def _beside(name):  # type: ignore[no-untyped-def] # never seen by a type checker: it takes the branch above
         # By its path, with no search and no byte-code, since both could be somebody else's.
         path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "assay", "verifiers", name + ".py")
         module = type(sys)("assay.verifiers." + name)
         module.__file__ = path
-        with open(path, "rb") as source:
-            exec(compile(source.read(), path, "exec"), module.__dict__)  # noqa: S102 - a file of the runner's own
+        if path in _compiled:
+            code = marshal.loads(_compiled[path])  # noqa: S302 - laid with the runner
+        else:
+            with open(path, "rb") as source:
+                code = compile(source.read(), path, "exec")
+        exec(code, module.__dict__)  # noqa: S102 - a file of the runner's own
         return module
 
     calling, delivery, imports, rewards = map(_beside, ("calling", "delivery", "imports", "rewards"))
+    imports.compiled.update(_compiled)
 
 CHECKS_FILE = "checks.json"
 DEFAULT_REWARD_DIR = "/logs/verifier"
@@ -74,6 +82,8 @@ DEFAULT_REWARD_DIR = "/logs/verifier"
 USAGE = """usage: run_verifier.py --verifier FILE --workspace DIR
            [--task-data FILE] [--response FILE] [--reward-dir DIR] [--verdict-fd N]"""
 
+# A fork of an interpreter that had them loaded: what only such a one would have is not in a verifier's way.
+_READY: "frozenset[str]" = globals().get("READY_MODULES", frozenset())
 _OPTIONS = ("--verifier", "--workspace", "--task-data", "--response", "--reward-dir", "--verdict-fd")
 _OWN_FILES = {__file__, *(str(part.__file__) for part in (calling, delivery, imports, rewards))}
 
@@ -246,6 +256,8 @@ def _prepared(verifier: Path, workspace: Path) -> "tuple[Any, Any]":
     if __name__ == "__main__":
         imports.tidy_path(_given_path, _standard_path, os.fspath(workspace))
     place_on_path(home, verifier.parent, tests)
+    if __name__ == "__main__":
+        imports.unload(_READY, os.fspath(verifier.parent), tests)
     imports.guard(home, manifest)
     return manifest, _load(verifier, _laid(verifier, manifest, "the verifier", listed=True), manifest)
 

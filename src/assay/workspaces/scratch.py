@@ -8,6 +8,7 @@ The lock decides, never the pid in the name: pids come again.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import fcntl
 import logging
 import os
@@ -18,6 +19,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +31,7 @@ _MODE: Final = 0o711
 """Others may pass through to a path that they were given (a sandbox has a uid of its own), and list nothing."""
 
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - only ever used for folders made private and random
+_DETACH: Final = 2
 _OPEN: Final = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - as above
 _log = logging.getLogger(__name__)
 
@@ -120,7 +123,7 @@ class _Root:
         if self.path is None:
             return
         try:
-            remove_tree(self.path)
+            _remove_root(self.path)
         except OSError as error:
             _log.warning("scratch root left behind: %s", error)
         os.close(self.descriptor)
@@ -172,11 +175,32 @@ def sweep(place: Path) -> None:
         if descriptor is None:
             continue
         try:
-            remove_tree(root)
+            _remove_root(root)
         except OSError as error:
             _log.warning("scratch root of a dead process left behind: %s", error)
         finally:
             os.close(descriptor)
+
+
+def _remove_root(root: Path) -> None:
+    """Remove a root whose owner is gone, or is going, with what is still mounted in it. Raises `OSError`."""
+    for place in reversed(_mounts_below(root)):
+        _libc().umount2(os.fsencode(place), _DETACH)
+    remove_tree(root)
+
+
+def _mounts_below(root: Path) -> list[str]:
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
+            places = [re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), line.split()[4]) for line in mounts]
+    except OSError:
+        return []
+    return [place for place in places if place.startswith(f"{root}/")]
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 def _place(memory: bool) -> Path:

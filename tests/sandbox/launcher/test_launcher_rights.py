@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import resource
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,7 @@ async def test_what_is_in_the_sandbox_says_nothing_of_the_host(launched: Make) -
 async def test_limits_of_each_process(launched: Make) -> None:
     sandbox = await launched(limits=Limits(file_bytes=1 << 20))
     source = "import json, resource as r; print(json.dumps([r.getrlimit(x) for x in (r.RLIMIT_CORE, r.RLIMIT_FSIZE)]))"
-    assert await python(sandbox, source) == [[0, 0], [1 << 20, 1 << 20]]
+    assert await python(sandbox, source) == [[1, 1], [1 << 20, 1 << 20]]
 
 
 async def test_another_process_limits_cannot_be_set(launched: Make) -> None:
@@ -178,3 +179,16 @@ async def test_the_init_has_no_more_than_its_command(launched: Make) -> None:
     assert set(status["Uid"].split()) == {str(sandbox._parts.uid if sandbox._parts.uid is not None else os.geteuid())}
     await sandbox.kill()
     await running
+
+
+async def test_a_sandbox_may_have_fewer_descriptors_than_its_supervisor(launched: Make) -> None:
+    """Those under way count by kernel uid: with as many it could stop an ordinary user's supervisor sending any."""
+    sandbox = await launched()
+    most, core = await python(
+        sandbox,
+        "import json, resource as r; print(json.dumps([r.getrlimit(r.RLIMIT_NOFILE)[1], r.getrlimit(r.RLIMIT_CORE)]))",
+    )
+    if sandbox._parts.uid is None:
+        assert most <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4
+    # 1 also keeps a kernel from piping a core file to a program of the host's.
+    assert core == [1, 1]

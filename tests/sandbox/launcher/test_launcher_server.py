@@ -25,6 +25,7 @@ from assay.sandbox.machine import usable_hierarchy
 from assay.sandbox.namespaces import NamespacesProvider, close_idle
 from assay.sandbox.procfs import children, descendants
 from assay.sandbox.slotpool import SlotPool
+from assay.sandbox.slots import Slot
 from assay.workspaces.scratch import sweep as sweep_scratch
 
 Make = Callable[..., Awaitable[Any]]
@@ -149,7 +150,7 @@ async def main():
     await idle.exec(["true"])
     await idle.close()
     on = await sandbox.get("/out") / "on"
-    script = "(trap '' TERM; setsid sleep 100) & echo > /out/on; sleep 100"
+    script = "(trap '' TERM; setsid sleep 100) & sleep 100 & echo > /out/on; wait"
     running = asyncio.ensure_future(sandbox.exec(["sh", "-c", script]))
     while not on.exists():
         await asyncio.sleep(0.002)
@@ -224,6 +225,28 @@ async def test_slots_are_used_again_and_kept_few(own_pool: SlotPool, monkeypatch
     await other.close()
 
 
+async def test_sandboxes_that_come_faster_than_a_slot_gets_ready_get_one_more(
+    own_pool: SlotPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = own_pool.take(network=False, user=1000)
+    own_pool.give_back(one)
+    async with asyncio.timeout(30):
+        while not one.waits:
+            await asyncio.sleep(0.002)
+    assert own_pool.take(network=False, user=1000) is one
+    assert own_pool._growing is None, "its fork waited already"
+    own_pool.give_back(one)
+    ready: list[Slot] = []
+    monkeypatch.setattr(Slot, "waits", property(lambda slot: slot in ready))
+    assert own_pool.take(network=False, user=1000) is one, "nobody waits for a new one"
+    own_pool._grown()
+    (other,) = own_pool._idle
+    own_pool.give_back(one)
+    ready.append(other)
+    assert own_pool.take(network=False, user=1000) is other, "the one that is ready, not the last one used"
+    own_pool.give_back(other)
+
+
 async def test_a_sandbox_that_ran_nothing_leaves_nothing_prepared(own_pool: SlotPool) -> None:
     provider = NamespacesProvider()
     one = await provider.create(SandboxSpec(mounts=(Writable("/first"),)))
@@ -235,7 +258,8 @@ async def test_a_sandbox_that_ran_nothing_leaves_nothing_prepared(own_pool: Slot
     assert b"first" not in result.stdout
 
 
-async def test_a_limit_is_of_one_lease(own_pool: SlotPool) -> None:
+async def test_a_limit_is_of_one_lease(own_pool: SlotPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "_idle_most", lambda: 1)
     provider = NamespacesProvider()
     if Capability.MEMORY_LIMIT not in provider.capabilities():
         pytest.skip("this user may make no memory group")
@@ -290,6 +314,13 @@ async def test_a_network_namespace_serves_until_a_socket_is_left_in_it(launched:
     assert (result.code, result.stderr) == (0, b"")
     second = await netns(sandbox)
     assert second != first, "a connection lingers: the next command gets a fresh one"
+    talk = (
+        "import socket as s; a = s.socket(2, 2); a.bind(('127.0.0.1', 0)); s.socket(2, 2).sendto(b'x', a.getsockname())"
+    )
+    assert (await sandbox.exec(["python3", "-I", "-S", "-c", talk], timeout_s=30)).code == 0
+    third = await netns(sandbox)
+    assert third != second, "what was counted could be read"
+    second = third
     look = "cat /proc/net/tcp /proc/net/unix | wc -l; cat /proc/net/dev | tail -n +3"
     seen = (await sandbox.exec(["sh", "-c", look], timeout_s=30)).stdout.split()
     assert seen[:2] == [b"2", b"lo:"]

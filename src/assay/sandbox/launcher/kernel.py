@@ -42,6 +42,7 @@ _CAPBSET_DROP = 24
 _SET_NO_NEW_PRIVS = 38
 _CAP_AMBIENT = 47
 _SECCOMP_MODE_FILTER = 2
+_CAP_AMBIENT_RAISE = 2
 _CAP_AMBIENT_CLEAR_ALL = 4
 _CAPABILITIES_V3 = 0x2008_0522
 _SIOCSIFFLAGS = 0x8914
@@ -198,16 +199,30 @@ def forget_bounding_capabilities() -> None:
     _prctl(_CAP_AMBIENT, _CAP_AMBIENT_CLEAR_ALL)
 
 
+def keep_capabilities() -> None:
+    """Let the next exec keep every capability held now, whatever the uid."""
+    header = struct.pack("II", _CAPABILITIES_V3, 0)
+    buffer = ctypes.create_string_buffer(24)
+    _checked(_libc.capget(ctypes.create_string_buffer(header, len(header)), buffer), "capget")
+    low, high = struct.unpack("6I", buffer.raw)[1::3]
+    held = struct.pack("6I", low, low, low, high, high, high)
+    _checked(
+        _libc.capset(ctypes.create_string_buffer(header, len(header)), ctypes.create_string_buffer(held, 24)), "capset"
+    )
+    for number in range(64):
+        if (low | high << 32) >> number & 1:
+            _prctl(_CAP_AMBIENT, _CAP_AMBIENT_RAISE, number)
+
+
 def drop_capabilities() -> None:
     """Give up every capability: effective, permitted, inheritable."""
     header = struct.pack("II", _CAPABILITIES_V3, 0)
     _checked(_libc.capset(ctypes.create_string_buffer(header, len(header)), ctypes.create_string_buffer(24)), "capset")
 
 
-def loopback_up() -> None:
-    """Bring up `lo` of this network namespace."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", _IFF_UP))
+def loopback_up(any_socket: socket.socket) -> None:
+    """Bring up `lo` of the socket's network namespace."""
+    fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", _IFF_UP))
 
 
 def hide_command_line(name: str) -> None:

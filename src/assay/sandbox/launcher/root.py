@@ -60,6 +60,14 @@ def build(
     kernel.set_mount("/", kernel.RDONLY | _QUIET)
 
 
+def lay(steps: Sequence[Mapping[str, Any]], mounts: Sequence[int], owner: int) -> None:
+    """Make steps that need no layers in the root that is there, and close `mounts`."""
+    for step in steps:
+        _make(step, [mounts[index] for index in step["sources"]], 0, -1, -1, owner)
+    for fd in mounts:
+        os.close(fd)
+
+
 def _with_overlays_made(
     steps: Sequence[Mapping[str, Any]], mounts: Sequence[int], owner: int
 ) -> tuple[list[Mapping[str, Any]], list[int], list[int]]:

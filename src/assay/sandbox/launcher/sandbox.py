@@ -11,10 +11,12 @@ import fcntl
 import os
 import signal
 import socket
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from . import kernel, rights, root, wire
+
+_T = TypeVar("_T")
 
 NOT_STARTED = 127
 _IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -36,6 +38,8 @@ class Settings(NamedTuple):
     """The system call filter."""
     host: bool
     """Whether the host's files are at `/host` and sources come as paths (see `server`)."""
+    usual: frozenset[str] | None
+    """The modules that the sandboxes' interpreter has loaded when it starts, where this process is one (`turning`)."""
 
 
 def become(control: socket.socket, settings: Settings) -> None:
@@ -43,10 +47,13 @@ def become(control: socket.socket, settings: Settings) -> None:
     try:
         score = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
         proc, dev = _wait_here(settings)
+        wire.send(control, "waiting")
         _, fields, mounts = wire.receive(control)
         _build(fields, mounts, settings, proc, dev)
         # Before the command is known: from here on this process has no right that the command has not.
         rights.drop(settings.uid, fields["limits"], settings.program)
+        if settings.usual is not None:
+            _watch(control, score, settings.usual)
         _, fields, fds = wire.receive(control)
         # When memory runs out the kernel shall take the command, not its init: inherited, and taken back below. By a
         # descriptor, since the drop of rights made this process' own files in /proc root's.
@@ -76,9 +83,69 @@ def become(control: socket.socket, settings: Settings) -> None:
         os._exit(0)
 
 
+def _watch(control: socket.socket, score: int, usual: frozenset[str]) -> NoReturn:
+    """Fork the command ahead, which becomes what it is told, and be its init."""
+    before = int(os.read(score, 16))
+    # Inherited, and taken back: see `become`.
+    os.write(score, b"%d" % min(before + _OOM_SCORE_MORE, _OOM_SCORE_MOST))
+    command = os.fork()
+    if command == 0:
+        _command(control, usual)
+    try:
+        os.pwrite(score, b"%d" % before, 0)
+        control = _close_all_but(control)
+        wire.send(control, f"ended:{_reap_until(command)}")
+    finally:
+        os._exit(0)
+
+
+def _command(control: socket.socket, usual: frozenset[str]) -> NoReturn:
+    """Wait for what to run, and become it."""
+    # Loaded where there is such an interpreter alone: a fork costs by what is in memory.
+    from . import ready
+
+    try:
+        _, fields, fds = wire.receive(control)
+        wire.send(control, "started")
+    except wire.Gone:
+        os._exit(0)
+    # Closed below by its number: an object that did it later would close what has the number then.
+    control.detach()
+    try:
+        argv = [wire.as_bytes(argument) for argument in fields["argv"]]
+        env = {wire.as_bytes(name): wire.as_bytes(value) for name, value in fields["env"].items()}
+        _take_places(fds, [0, 1, 2, *fields["passed"]])
+        os.setsid()
+        kernel.set_name(os.fsdecode(os.path.basename(argv[0])))
+        os.chdir(wire.as_bytes(fields["cwd"]))
+        if not fields["python"]:
+            for number in _IGNORED:
+                signal.signal(number, signal.SIG_DFL)
+            _tried(argv, env, lambda path, words: os.execve(path, words, env))  # noqa: S606 - that is what it is for
+        words = [os.fsdecode(argument) for argument in argv]
+    except BaseException as error:
+        _say(_words(error))
+        os._exit(NOT_STARTED)
+    ready.run(words, env, usual)
+
+
+def _take_places(fds: Sequence[int], targets: Sequence[int]) -> None:
+    """Have `fds` as `targets`, and no other descriptor."""
+    above = max(targets) + 1
+    for fd, target in zip([_dup_above(fd, above) for fd in fds], targets, strict=True):
+        os.dup2(fd, target)
+    kernel.close_from(above)
+    for fd in set(range(above)) - set(targets):
+        try:
+            os.close(fd)
+        except OSError:
+            continue
+
+
 def _words(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}"
+        name = error.filename
+        return f"{os.fsdecode(name) if isinstance(name, bytes) else name}: {error.strerror}"
     return f"{type(error).__name__}: {error}"
 
 
@@ -103,7 +170,7 @@ def _wait_here(settings: Settings) -> tuple[int, int]:
 def _build(fields: Mapping[str, Any], mounts: list[int], settings: Settings, proc: int, dev: int) -> None:
     os.umask(0)
     if settings.host:
-        mounts = [_own_mount(source) for source in fields["sources"]]
+        mounts = [own_mount(source) for source in fields["sources"]]
         root.enter("/new")
     root.build(fields["steps"], mounts, proc, dev, settings.owner, fields["space"])
     for fd in (proc, dev, *mounts):
@@ -125,7 +192,7 @@ def _start(fields: Mapping[str, Any], fds: Sequence[int]) -> tuple[int | None, s
         return None, f"{os.fsdecode(error.filename or argv[0])}: {error.strerror}"
 
 
-def _own_mount(source: Mapping[str, Any]) -> int:
+def own_mount(source: Mapping[str, Any]) -> int:
     """A mount of a host path, for an ordinary user, whose supervisor may make none."""
     # Recursive: the kernel lets no user namespace look below the host's mounts.
     fd = kernel.clone_mount(f"/host{source['path']}")
@@ -141,12 +208,17 @@ def _spawn(argv: list[bytes], env: dict[bytes, bytes], fds: Sequence[int], targe
     # All of them, whatever opened them: a command that got this process' socket could say how it ended.
     kernel.close_on_exec_from(0)
     actions = [(os.POSIX_SPAWN_DUP2, fd, target) for fd, target in zip(high, targets, strict=True)]
+    return _tried(argv, env, lambda path, words: _posix_spawn(path, words, env, actions))
+
+
+def _tried(argv: list[bytes], env: Mapping[bytes, bytes], start: Callable[[bytes, list[bytes]], _T]) -> _T:
+    """What `start` returns for the program and its arguments, looked for as a shell does. Raises `OSError`."""
     refused: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(argv[0]))
     for path in _places(argv[0], env):
         try:
             # Looked for first: a process that starts only to find nothing is the dear part of it all.
             os.stat(path)
-            return _posix_spawn(path, argv, env, actions)
+            return start(path, argv)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except PermissionError as error:
@@ -156,7 +228,7 @@ def _spawn(argv: list[bytes], env: dict[bytes, bytes], fds: Sequence[int], targe
             if error.errno != errno.ENOEXEC:
                 raise
             # A script without a first line that says what runs it.
-            return _posix_spawn(b"/bin/sh", [b"/bin/sh", path, *argv[1:]], env, actions)
+            return start(b"/bin/sh", [b"/bin/sh", path, *argv[1:]])
     raise refused
 
 

@@ -18,9 +18,9 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
-from . import kernel, sandbox, wire
+from . import kernel, root, sandbox, turning, wire
 
 _WORK_PLACE = "/usr"
 """A folder that every system has; covered for the moment in which the server's own root is made."""
@@ -41,15 +41,15 @@ def main() -> None:
 
 
 def _begin(sock: socket.socket, fields: Mapping[str, Any], fds: Sequence[int]) -> None:
-    # Python's handler of SIGINT would let a program in the sandbox end its init: a signal without a handler cannot. What
-    # the supervisor ignores a command shall not.
-    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ, signal.SIGKILL, signal.SIGSTOP}:
-        signal.signal(number, signal.SIG_DFL)
+    _reset_signals()
     # It names folders of the host, and every sandbox can read its init's.
     kernel.hide_command_line("assay-slot")
     kernel.set_name("assay-slot")
     supervisor, *rest = fds
-    groups, devices = rest[: fields["groups"]], rest[fields["groups"] :]
+    groups, rest = rest[: fields["groups"]], rest[fields["groups"] :]
+    devices, base = rest[: fields["device_mounts"]], rest[fields["device_mounts"] :]
+    # Before the host goes from sight.
+    sources = turning.read_sources() if fields["interpreter"] is not None else []
     user = fields["user"]
     owners = -1
     if fields["uids"] is not None:
@@ -74,11 +74,54 @@ def _begin(sock: socket.socket, fields: Mapping[str, Any], fds: Sequence[int]) -
     if select.select([supervisor], [], [], 0)[0]:
         os._exit(0)
     os.close(supervisor)
-    _prepare(fields, devices)
+    _prepare(fields, devices, base)
+    # Before the interpreter starts: what runs at its start has no network, either.
+    if not fields["network"]:
+        kernel.unshare(kernel.NEWNET, "network namespace")
+    if fields["interpreter"] is None:
+        _settle(sock, groups, owners, fields, None)
+    state = {"sock": sock.fileno(), "groups": groups, "owners": owners, "fields": fields}
+    kept = [sock.fileno(), *groups, *([owners] if owners >= 0 else [])]
+    turning.turn(fields["interpreter"], sources, state, kept)
+
+
+def go_on(state: Mapping[str, Any], usual: frozenset[str]) -> None:
+    """Serve, as an interpreter that `turning.turn` became. `usual`: the modules it has loaded by itself. Never returns."""
+    from . import ready
+
+    sock = socket.socket(fileno=state["sock"])
+    try:
+        for fd in (state["sock"], *state["groups"], *([state["owners"]] if state["owners"] >= 0 else [])):
+            os.set_inheritable(fd, False)
+        _reset_signals()
+        kernel.hide_command_line("assay-slot")
+        kernel.set_name("assay-slot")
+        kernel.die_with_parent()
+        ready.load()
+        _settle(sock, state["groups"], state["owners"], state["fields"], usual)
+    except BaseException as error:
+        wire.send(sock, "failed", {"why": f"{type(error).__name__}: {error}"})
+        os._exit(1)
+
+
+def _settle(
+    sock: socket.socket, groups: Sequence[int], owners: int, fields: Mapping[str, Any], usual: frozenset[str] | None
+) -> NoReturn:
+    """Make what is left to make with the server's rights, and serve."""
+    network = None if fields["network"] else _Network()
+    kernel.forget_bounding_capabilities()
     program = bytes.fromhex(fields["program"]) if fields["program"] is not None else None
     by_root = fields["uids"] is not None
-    settings = sandbox.Settings(user if by_root else None, user, groups, program, host=not by_root)
-    _serve(sock, settings, fields, owners)
+    user = fields["user"]
+    settings = sandbox.Settings(user if by_root else None, user, groups, program, not by_root, usual)
+    _serve(sock, settings, network, owners)
+
+
+def _reset_signals() -> None:
+    # Python's handler of SIGINT would let a program in the sandbox end its init: a signal without a handler cannot. What
+    # the supervisor ignores a command shall not.
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ, signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _namespace_fd(ids: str) -> int:
@@ -164,24 +207,15 @@ def _keep(supervisor: int, server: int) -> None:
     os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
 
 
-def _prepare(fields: Mapping[str, Any], devices: Sequence[int]) -> None:
-    """Move the server into namespaces and a root of its own, and give up what no sandbox may have."""
-    kinds = kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS
-    kernel.unshare(kinds, "mount, ipc and uts namespaces")
-    if not fields["network"]:
-        _fresh_network()
+def _prepare(fields: Mapping[str, Any], devices: Sequence[int], base: Sequence[int]) -> None:
+    """Move the server into namespaces and a root of its own."""
+    kernel.unshare(kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS, "mount, ipc and uts namespaces")
     # Sandboxes copy it.
     socket.sethostname(fields["hostname"])
-    _make_root(fields, devices, keep_host=fields["uids"] is None)
-    kernel.forget_bounding_capabilities()
+    _make_root(fields, devices, base)
 
 
-def _fresh_network() -> None:
-    kernel.unshare(kernel.NEWNET, "network namespace")
-    kernel.loopback_up()
-
-
-def _make_root(fields: Mapping[str, Any], devices: Sequence[int], *, keep_host: bool) -> None:
+def _make_root(fields: Mapping[str, Any], devices: Sequence[int], base: Sequence[int]) -> None:
     kernel.make_all_private()
     quiet = kernel.NOSUID | kernel.NODEV
     kernel.mount("tmpfs", _WORK_PLACE, quiet, "size=1m,mode=755")
@@ -193,7 +227,11 @@ def _make_root(fields: Mapping[str, Any], devices: Sequence[int], *, keep_host: 
     os.chdir(_WORK_PLACE)
     kernel.pivot_root(".", "host")
     os.chdir("/")
-    if not keep_host:
+    by_root = fields["uids"] is not None
+    if fields["interpreter"] is not None:
+        mounts = base if by_root else [sandbox.own_mount(source) for source in fields["interpreter"]["sources"]]
+        root.lay(fields["interpreter"]["steps"], mounts, fields["user"])
+    if by_root:
         kernel.detach("/host")
 
 
@@ -214,10 +252,9 @@ def _make_devices(folder: str, fields: Mapping[str, Any], devices: Sequence[int]
     kernel.set_mount(folder, kernel.RDONLY | kernel.NOSUID | kernel.NODEV)
 
 
-def _serve(sock: socket.socket, settings: sandbox.Settings, fields: Mapping[str, Any], owners: int) -> None:
+def _serve(sock: socket.socket, settings: sandbox.Settings, network: _Network | None, owners: int) -> NoReturn:
     """Answer the supervisor until it has no more to ask."""
     home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-    quiet = _network_counts()
     wire.send(sock, "ready", None, [os.pidfd_open(os.getpid()), *([owners] if owners >= 0 else [])])
     if owners >= 0:
         os.close(owners)
@@ -239,43 +276,75 @@ def _serve(sock: socket.socket, settings: sandbox.Settings, fields: Mapping[str,
             # Dead already, or wanted dead: one sandbox at a time.
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-        if not fields["network"] and _network_counts() != quiet:
-            # A connection that lingers (TIME_WAIT) would be seen by the next sandbox, and keeps its port.
-            _fresh_network()
-            quiet = _network_counts()
-        child = _fork(sock, control, home, settings)
+        if network is not None:
+            network.clean()
+        child = _fork(sock, control, home, settings, network)
         pidfd = os.pidfd_open(child)
         wire.send(sock, "parked", None, [pidfd])
         os.close(pidfd)
 
 
-def _fork(sock: socket.socket, control: int, home: int, settings: sandbox.Settings) -> int:
+def _fork(sock: socket.socket, control: int, home: int, settings: sandbox.Settings, network: _Network | None) -> int:
     # One fork per sandbox: its pid namespace is made for the child alone, which so is the server's own, to wait for.
     kernel.unshare(kernel.NEWPID, "pid namespace")
     child = os.fork()
     if child == 0:
         sock.close()
         os.close(home)
+        if network is not None:
+            network.close()
         sandbox.become(socket.socket(fileno=control), settings)
     kernel.setns(home, kernel.NEWPID)
     os.close(control)
     return child
 
 
-def _network_counts() -> list[bytes]:
-    """How many sockets of each kind this network namespace has, the dead ones that linger included."""
-    found = []
-    for name in ("sockstat", "sockstat6"):
+class _Network:
+    """The network namespace that the sandboxes of a slot have one after the other."""
+
+    def __init__(self) -> None:
+        self._fresh()
+
+    def close(self) -> None:
+        """Let go of it, in a fork."""
+        self._socket.close()
+
+    def clean(self) -> None:
+        """Replace it unless it is as it was: a connection that lingers (TIME_WAIT) would be seen, and keeps its port."""
+        if self._counts() != self._quiet:
+            self._socket.close()
+            self._fresh()
+
+    def _fresh(self) -> None:
+        kernel.unshare(kernel.NEWNET, "network namespace")
+        # Kept open: the kernel would go on counting it for a while after its end.
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        kernel.loopback_up(self._socket)
+        self._quiet = self._counts()
+
+    def _counts(self) -> list[bytes]:
+        found = []
+        for name in ("dev", "snmp", "snmp6", "netstat", "ip6_flowlabel"):
+            # Counters go on counting, and a flow label stays for a minute: both could tell something.
+            found.append(self._read(name))
+        for name in ("sockstat", "sockstat6"):
+            lines = self._read(name).splitlines()
+            for line in lines:
+                words = line.split()
+                # `alloc` and `mem` count the whole machine's.
+                pairs = zip(words[1::2], words[2::2], strict=False)
+                found.append(
+                    words[0] + b"".join(b" %s %s" % pair for pair in pairs if pair[0] not in (b"alloc", b"mem"))
+                )
+        return found
+
+    @staticmethod
+    def _read(name: str) -> bytes:
         try:
             file = os.open(f"/proc/self/net/{name}", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             # A kernel without IPv6.
-            continue
-        lines = os.read(file, 4096).splitlines()
+            return b""
+        text = os.read(file, 1 << 16)
         os.close(file)
-        for line in lines:
-            words = line.split()
-            # `alloc` and `mem` count the whole machine's.
-            pairs = zip(words[1::2], words[2::2], strict=False)
-            found.append(words[0] + b"".join(b" %s %s" % pair for pair in pairs if pair[0] not in (b"alloc", b"mem")))
-    return found
+        return text

@@ -1,0 +1,141 @@
+"""A program run by a fork of an interpreter that is there already: as if `python -I -c` had started it anew.
+
+What an interpreter takes from its environment before its first line (its library's place, its encoding, what the dynamic
+linker loads) is as the server was started with: whoever asks for this has made sure that the program's is the same.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import gc
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from types import ModuleType
+from typing import NoReturn
+
+_LOADED = (
+    "ast",
+    "collections.abc",
+    "csv",
+    "ctypes",
+    "dataclasses",
+    "datetime",
+    "decimal",
+    "fractions",
+    "functools",
+    "importlib.util",
+    "inspect",
+    "itertools",
+    "json",
+    "marshal",
+    "math",
+    "pathlib",
+    "re",
+    "shutil",
+    "socket",
+    "statistics",
+    "string",
+    "struct",
+    "subprocess",
+    "tempfile",
+    "textwrap",
+    "typing",
+    "unittest.mock",
+)
+"""Modules of the standard library that are imported once for all, none of which starts a thread or keeps a state of its own."""
+
+
+def load() -> None:
+    """Import what programs are likely to import. What is not there is left to them."""
+    sys.dont_write_bytecode = True
+    for name in _LOADED:
+        try:
+            __import__(name)
+        except ImportError:
+            continue
+
+
+def run(argv: list[str], env: Mapping[bytes, bytes], usual: frozenset[str]) -> NoReturn:
+    """Run a program in this process, a fresh fork with its descriptors, folder and rights in place, and end with it.
+
+    `argv` is an interpreter, `-I`, `-c`, the program and its arguments. `usual`: the modules that an interpreter has loaded
+    when it starts. The others that are here are named to the program as `READY_MODULES`, in case that it is to find others of
+    these names.
+    """
+    gc.enable()
+    sys.dont_write_bytecode = False
+    _set_environment(env)
+    # As the interpreter has them; the server had none.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_IGN)
+    random.seed()
+    sys.argv = ["-c", *argv[4:]]
+    sys.orig_argv = argv
+    main = ModuleType("__main__")
+    main.__dict__.update(__builtins__=builtins, __spec__=None, __loader__=sys.__spec__.loader, __annotations__={})
+    for name in [name for name in sys.modules if name.partition(".")[0] == "launcher"]:
+        del sys.modules[name]
+    main.__dict__["READY_MODULES"] = frozenset(sys.modules) - usual
+    sys.modules["__main__"] = main
+    try:
+        exec(compile(argv[3], "<string>", "exec", dont_inherit=True), main.__dict__)  # noqa: S102 - this is what was asked for
+    except BaseException as error:
+        _finish(_code_of(error))
+    _finish(0)
+
+
+def _set_environment(env: Mapping[bytes, bytes]) -> None:
+    os.environb.clear()
+    os.environb.update(env)
+    # The copy that was made when the interpreter started, which `os.environ` itself was made from.
+    first: dict[bytes, bytes] = sys.modules["posix"].environ
+    first.clear()
+    first.update(env)
+    time.tzset()
+
+
+def _code_of(error: BaseException) -> int:
+    """The exit code for what a program ended with, told on stderr as the interpreter tells it."""
+    if isinstance(error, SystemExit):
+        if error.code is None:
+            return 0
+        if isinstance(error.code, int):
+            return error.code & 0xFF
+        print(error.code, file=sys.stderr)
+        return 1
+    own = error.__traceback__
+    # Without the frame of this file.
+    error.__traceback__ = own.tb_next if own is not None else None
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except BaseException:
+        traceback.print_exc()
+    if isinstance(error, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    return 1
+
+
+def _finish(code: int) -> NoReturn:
+    """What an interpreter does at its end: wait for threads, call what was registered, flush."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined] # what the interpreter calls, and nothing else does the same
+        atexit._run_exitfuncs()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is None or stream.closed:
+                continue
+            try:
+                stream.flush()
+            except (OSError, ValueError) as error:
+                code = 120
+                print(f"Exception ignored in: {stream!r}\n{type(error).__name__}: {error}", file=sys.__stderr__)
+        os._exit(code)

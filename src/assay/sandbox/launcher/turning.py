@@ -1,0 +1,65 @@
+"""A slot server that is the sandboxes' own interpreter, so that a fork of it can run a program in place of an exec.
+
+The launcher's process makes the server's namespaces and a root that shows the base, then execs the base's interpreter in
+it, which so starts as it would in a sandbox: its library, its `site`, its encoding. The launcher's own sources come along
+in memory, under names that say nothing of the host, and serve from there on (`server.go_on`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import kernel
+
+_FILES = ("kernel", "wire", "rights", "root", "turning", "ready", "sandbox", "server")
+"""Each after those that it imports."""
+
+_LOADER = """\
+import sys
+_usual = frozenset(sys.modules)
+import json, os
+with os.fdopen(int(sys.argv[1]), "rb") as _file:
+    _told = json.loads(_file.read())
+_package = type(sys)("launcher")
+_package.__path__ = []
+sys.modules["launcher"] = _package
+for _name, _text in _told["files"]:
+    _module = type(sys)("launcher." + _name)
+    _module.__package__ = "launcher"
+    sys.modules["launcher." + _name] = _module
+    setattr(_package, _name, _module)
+    exec(compile(_text, "launcher/" + _name, "exec"), _module.__dict__)
+_package.server.go_on(_told["state"], _usual)
+"""
+
+
+def read_sources() -> list[tuple[str, str]]:
+    """The launcher's own files, while they are in sight."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    found = []
+    for name in _FILES:
+        with open(f"{folder}/{name}.py", encoding="utf-8") as file:
+            found.append((name, file.read()))
+    return found
+
+
+def turn(
+    interpreter: Mapping[str, Any], sources: list[tuple[str, str]], state: Mapping[str, Any], kept: Sequence[int]
+) -> None:
+    """Become the interpreter: its `path` in the base, started with `env`. `kept` are the descriptors that `state` names.
+
+    Does not return. Raises `OSError` when there is no such program.
+    """
+    memory = os.memfd_create("assay", 0)
+    with open(memory, "wb", closefd=False) as file:
+        file.write(json.dumps({"files": sources, "state": state}).encode())
+    os.lseek(memory, 0, os.SEEK_SET)
+    for fd in kept:
+        os.set_inheritable(fd, True)
+    # Beyond the exec, since the uid gives none; nothing runs there before they are given up for what is forked.
+    kernel.keep_capabilities()
+    path = interpreter["path"]
+    os.execve(path, [path, "-I", "-c", _LOADER, str(memory)], dict(interpreter["env"]))  # noqa: S606 - that is what it is for
