@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Select, func, select
 
+from assay.answers import StoreUnusable, schema
+from assay.cli.main import main
+from assay.runs import find_place, read_run
 from commands import ASSAY, assay, make_task
 
 GRADING = "def verify(workspace):\n    return float((workspace / 'answer.txt').read_text())\n"
@@ -110,9 +114,8 @@ def test_replay_says_what_it_could_not_take(tmp_path: Path, dataset: Path) -> No
     said("export", tmp_path / "run", state=tmp_path / "state")
     source = tmp_path / "run" / "rollouts.jsonl"
     source.write_text(source.read_text()[:-40])
-    code, record, stderr = run(
-        tmp_path, dataset, "--agent", "replay", "--from", str(source), "--snapshots", str(tmp_path / "run" / "snapshots"), out="again"
-    )  # fmt: skip
+    given = ["--from", str(source), "--snapshots", str(tmp_path / "run" / "snapshots")]
+    code, record, stderr = run(tmp_path, dataset, "--agent", "replay", *given, out="again")
     assert code == 3
     assert (record["replayed"]["kept"], record["replayed"]["refused"], record["graded"]) == (1, 1, 1)
     assert "line 2: is torn" in stderr
@@ -122,44 +125,54 @@ def test_replay_says_what_it_could_not_take(tmp_path: Path, dataset: Path) -> No
 def test_a_command_that_is_stopped_leaves_a_run_that_resumes(
     tmp_path: Path, dataset: Path, number: int, code: int
 ) -> None:
-    """While it verifies: the agent, which notes its calls, does not work again."""
-    calls = tmp_path / "calls"
-    slow = f"import time, pathlib\n\n\ndef verify(workspace):\n    pathlib.Path('{tmp_path}/verifying').touch()\n    time.sleep(60)\n"
+    """While it verifies: no agent works again."""
     for name in ("one", "two"):
-        (dataset / name / "tests" / "verifier.py").write_text(slow)
-    words = [
-        "run",
-        dataset,
-        "--agent",
-        "command",
-        "--command",
-        f"echo x >> {calls}; echo 1 > answer.txt",
-        "--out",
-        tmp_path / "run",
-    ]
+        (dataset / name / "tests" / "verifier.py").write_text("import time\n\n\ndef verify():\n    time.sleep(60)\n")
+    words = ["run", dataset, "--agent", "command", "--command", "echo 1 > answer.txt", "--out", tmp_path / "run"]
     environment = {**os.environ, "ASSAY_STATE": str(tmp_path / "state")}
-    process = subprocess.Popen(
-        [*ASSAY, *map(str, words), *FAST, "--concurrency", "2"], stderr=subprocess.PIPE, text=True, env=environment
-    )
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "verifying").exists() or count(calls) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(number)
-    _, stderr = process.communicate(timeout=60)
+    # A shell that starts the tests in the background has them ignore Ctrl-C, and so would what they start.
+    command = [
+        "env",
+        f"--default-signal={signal.Signals(number).name}",
+        *ASSAY,
+        *map(str, words),
+        *FAST,
+        "--concurrency",
+        "2",
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        deadline = time.monotonic() + 60
+        while attempts(tmp_path / "run", "verification") < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=60)
     assert process.returncode == code, stderr
     assert "`assay resume" in stderr
     assert "Traceback" not in stderr
-    answered = count(calls)
+    assert attempts(tmp_path / "run", "agent") == 2
     for name in ("one", "two"):
         (dataset / name / "tests" / "verifier.py").write_text(GRADING)
     ended, record, _ = assay("resume", tmp_path / "run", "--json", state=tmp_path / "state")
     assert (ended, record["report"]["mean"], record["report"]["denominator"]) == (0, 1.0, 2)
-    assert count(calls) == answered == 2
+    assert attempts(tmp_path / "run", "agent") == 2
 
 
-def count(path: Path) -> int:
-    return len(path.read_text().splitlines()) if path.exists() else 0
+def attempts(folder: Path, stage: str) -> int:
+    """How many were begun: noted before anything of one happens."""
+    if not (folder / "run.sqlite").exists():
+        return 0
+    try:
+        with read_run(find_place(folder)) as store:
+            return store.database.read_now(lambda c: c.execute(counting(stage)).scalar_one())
+    except StoreUnusable:
+        return 0
+
+
+def counting(stage: str) -> Select[tuple[int]]:
+    return select(func.count()).select_from(schema.attempt).where(schema.attempt.c.stage == stage)
 
 
 @pytest.mark.parametrize(
@@ -186,11 +199,23 @@ def count(path: Path) -> int:
         (["compare", "RUN", "RUN"], "there is no run"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said(tmp_path: Path, dataset: Path, words: list[str], said_: str) -> None:
+def test_what_is_wrong_is_said(
+    tmp_path: Path,
+    dataset: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    said_: str,
+) -> None:
+    """In this process, since starting one for each takes a second."""
     places = {"DATA": str(dataset), "RUN": str(tmp_path / "run"), "NONE": str(tmp_path / "none")}
-    done = said(*(places.get(word, word) for word in words), state=tmp_path / "state")
-    assert done.returncode == 2, done
-    assert said_ in done.stderr.replace("\n", " ")
+    monkeypatch.setenv("ASSAY_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr("sys.argv", ["assay", *(places.get(word, word) for word in words)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    stderr = capsys.readouterr().err
+    assert ended.value.code == 2, stderr
+    assert said_ in stderr.replace("\n", " ")
 
 
 def test_a_run_of_another_program_is_refused(tmp_path: Path) -> None:
