@@ -7,8 +7,9 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from sqlalchemy import Select, func, select
@@ -31,94 +32,120 @@ def dataset(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def run(tmp_path: Path, dataset: Path, *words: str, out: str = "run") -> tuple[int, dict[str, Any], str]:
-    return assay("run", dataset, "--out", tmp_path / out, *FAST, "--json", *words, state=tmp_path / "state")
+class Ended(NamedTuple):
+    """What a command came to."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def record(self) -> Any:
+        """The one object that it printed."""
+        return json.loads(self.stdout)
 
 
-def said(*words: str | Path, state: Path) -> subprocess.CompletedProcess[str]:
-    """A command for people."""
-    environment = {**os.environ, "ASSAY_STATE": str(state)}
-    done = subprocess.run([*ASSAY, *map(str, words)], capture_output=True, text=True, env=environment, timeout=120)
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
+Commands = Callable[..., Ended]
 
 
-def test_a_run_and_what_is_read_of_it(tmp_path: Path, dataset: Path) -> None:
-    code, record, stderr = run(tmp_path, dataset, "--agent", "oracle", "--rollouts", "2")
-    assert (code, record["graded"], record["report"]["mean"]) == (0, 4, 1.0)
-    assert "graded 4" in stderr
-    folder, state = tmp_path / "run", tmp_path / "state"
-    code, status, _ = assay("status", folder, "--json", state=state)
-    assert (code, status["states"]["scored"], status["masked"]) == (0, 4, {})
-    code, report, _ = assay("report", folder, "--json", state=state)
+@pytest.fixture
+def inline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Commands:
+    """Runs a command in this process, since starting one for each takes a second."""
+    monkeypatch.setenv("ASSAY_STATE", str(tmp_path / "state"))
+
+    def command(*words: str | Path) -> Ended:
+        monkeypatch.setattr("sys.argv", ["assay", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        assert "Traceback" not in printed.err, printed.err
+        return Ended(int(ended.value.code or 0), printed.out, printed.err)
+
+    return command
+
+
+@pytest.fixture
+def run(inline: Commands, tmp_path: Path, dataset: Path) -> Commands:
+    def begun(*words: str, out: str = "run") -> Ended:
+        return inline("run", dataset, "--out", tmp_path / out, *FAST, "--json", *words)
+
+    return begun
+
+
+def test_a_run_and_what_is_read_of_it(tmp_path: Path, inline: Commands, run: Commands) -> None:
+    done = run("--agent", "oracle", "--rollouts", "2")
+    assert (done.code, done.record["graded"], done.record["report"]["mean"]) == (0, 4, 1.0)
+    assert "graded 4" in done.stderr
+    folder = tmp_path / "run"
+    done = inline("status", folder, "--json")
+    assert (done.code, done.record["states"]["scored"], done.record["masked"]) == (0, 4, {})
+    report = inline("report", folder, "--json").record
     assert (report["denominator"], report["planned"], report["partial"], report["mixed"]) == (4, 4, False, False)
     assert report["pass_at"]["2"] == {"estimate": 1.0, "tasks": 2}
-    code, written, _ = assay("export", folder, "--out", tmp_path / "out", "--json", state=state)
-    assert (code, written["graded"]) == (0, 4)
+    done = inline("export", folder, "--out", tmp_path / "out", "--json")
+    assert (done.code, done.record["graded"]) == (0, 4)
     assert len((tmp_path / "out" / "rollouts.jsonl").read_text().splitlines()) == 4
-    shown = said("report", folder, state=state).stdout
+    shown = inline("report", folder).stdout
     assert "mean reward   1.0000" in shown
     assert "4 graded rows of 4, 2 tasks" in shown
-    assert "scored" in said("status", folder, state=state).stdout
-    assert "4 graded rows in" in said("export", folder, state=state).stdout
+    assert "scored" in inline("status", folder).stdout
+    assert "4 graded rows in" in inline("export", folder).stdout
 
 
-def test_a_row_without_a_reward_ends_with_3_and_is_in_the_report(tmp_path: Path, dataset: Path) -> None:
+def test_a_row_without_a_reward_ends_with_3_and_is_in_the_report(
+    tmp_path: Path, inline: Commands, run: Commands
+) -> None:
     script = 'if [ "$ASSAY_TASK" = one ]; then echo x > answer.txt; else exit 4; fi'
-    code, record, stderr = run(tmp_path, dataset, "--agent", "command", "--command", script)
-    assert code == 3
-    assert (record["masked"], record["agent_failed"]) == ({"verifier_error": 1}, {"agent_run_error": 1})
-    assert record["report"]["masked_by_cause"] == {"unknown": 1}
-    assert "two, rollout 0: agent_run_error: the agent's command exited with code 4" in stderr
-    shown = said("report", tmp_path / "run", state=tmp_path / "state").stdout
+    done = run("--agent", "command", "--command", script)
+    assert done.code == 3
+    assert (done.record["masked"], done.record["agent_failed"]) == ({"verifier_error": 1}, {"agent_run_error": 1})
+    assert done.record["report"]["masked_by_cause"] == {"unknown": 1}
+    assert "two, rollout 0: agent_run_error: the agent's command exited with code 4" in done.stderr
+    shown = inline("report", tmp_path / "run").stdout
     assert "none: nothing is graded" in shown
     assert "PARTIAL" in shown
     assert "1 without an answer (agent_run_error 1)" in shown
 
 
-def test_regrade_prints_what_changed(tmp_path: Path, dataset: Path) -> None:
-    run(tmp_path, dataset, "--agent", "oracle")
-    folder, state = tmp_path / "run", tmp_path / "state"
+def test_regrade_prints_what_changed(tmp_path: Path, dataset: Path, inline: Commands, run: Commands) -> None:
+    run("--agent", "oracle")
+    folder = tmp_path / "run"
     (dataset / "one" / "tests" / "verifier.py").write_text("def verify():\n    return 0.25\n")
-    code, record, _ = assay("regrade", folder, "--task", "o*", "--json", state=state)
-    assert code == 0
-    assert record["changes"]["counts"]["lower"] == 1
-    (changed,) = record["changed"]
+    done = inline("regrade", folder, "--task", "o*", "--json")
+    assert done.code == 0
+    assert done.record["changes"]["counts"]["lower"] == 1
+    (changed,) = done.record["changed"]
     assert (changed["task_id"], changed["before"]["reward"], changed["after"]["reward"]) == ("one", 1.0, 0.25)
     file = tmp_path / "verifier.py"
     file.write_text("def verify(workspace):\n    return 0.5 if (workspace / 'answer.txt').exists() else 0\n")
-    done = said("regrade", folder, "--verifier", file, "--where", "status=graded", state=state)
-    assert done.returncode == 0
-    assert "lower 1, higher 1" in done.stdout or "higher 1, lower 1" in done.stdout
+    done = inline("regrade", folder, "--verifier", file, "--where", "status=graded")
+    assert done.code == 0
+    assert "higher 1, lower 1" in done.stdout
     assert "graded now by" in done.stdout
-    done = said("compare", folder, folder, state=state)
-    assert "0 better, 0 worse, 2 the same" in done.stdout
+    assert "0 better, 0 worse, 2 the same" in inline("compare", folder, folder).stdout
 
 
-def test_compare_prints_a_line_for_each_row_and_a_summary(tmp_path: Path, dataset: Path) -> None:
-    run(tmp_path, dataset, "--agent", "oracle")
-    run(tmp_path, dataset, "--agent", "command", "--command", "echo 0.5 > answer.txt", out="other")
-    done = said("compare", tmp_path / "run", tmp_path / "other", "--json", state=tmp_path / "state")
-    *rows, last = map(json.loads, done.stdout.splitlines())
-    assert [(row["task_id"], row["a"]["reward"], row["b"]["reward"]) for row in rows] == [
-        ("one", 1.0, 0.5),
-        ("two", 1.0, 0.5),
-    ]
+def test_compare_prints_a_line_for_each_row_and_a_summary(tmp_path: Path, inline: Commands, run: Commands) -> None:
+    run("--agent", "oracle")
+    run("--agent", "command", "--command", "echo 0.5 > answer.txt", out="other")
+    *rows, last = map(json.loads, inline("compare", tmp_path / "run", tmp_path / "other", "--json").stdout.splitlines())
+    found = [(row["task_id"], row["a"]["reward"], row["b"]["reward"]) for row in rows]
+    assert found == [("one", 1.0, 0.5), ("two", 1.0, 0.5)]
     assert last["summary"]["delta"] == -0.5
-    shown = said("compare", tmp_path / "run", tmp_path / "other", state=tmp_path / "state").stdout
-    assert "difference -0.5000" in shown
+    assert "difference -0.5000" in inline("compare", tmp_path / "run", tmp_path / "other").stdout
 
 
-def test_replay_says_what_it_could_not_take(tmp_path: Path, dataset: Path) -> None:
-    run(tmp_path, dataset, "--agent", "oracle")
-    said("export", tmp_path / "run", state=tmp_path / "state")
+def test_replay_says_what_it_could_not_take(tmp_path: Path, inline: Commands, run: Commands) -> None:
+    run("--agent", "oracle")
+    inline("export", tmp_path / "run")
     source = tmp_path / "run" / "rollouts.jsonl"
     source.write_text(source.read_text()[:-40])
     given = ["--from", str(source), "--snapshots", str(tmp_path / "run" / "snapshots")]
-    code, record, stderr = run(tmp_path, dataset, "--agent", "replay", *given, out="again")
-    assert code == 3
-    assert (record["replayed"]["kept"], record["replayed"]["refused"], record["graded"]) == (1, 1, 1)
-    assert "line 2: is torn" in stderr
+    done = run("--agent", "replay", *given, out="again")
+    assert done.code == 3
+    replayed = done.record["replayed"]
+    assert (replayed["kept"], replayed["refused"], done.record["graded"]) == (1, 1, 1)
+    assert "line 2: is torn" in done.stderr
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -176,7 +203,7 @@ def counting(stage: str) -> Select[tuple[int]]:
 
 
 @pytest.mark.parametrize(
-    ("words", "said_"),
+    ("words", "said"),
     [
         (["run", "DATA", "--agent", "nobody", "--out", "RUN"], "there is none called 'nobody'"),
         (["run", "DATA", "--agent", "command", "--out", "RUN"], "give --command 'CMD'"),
@@ -199,29 +226,17 @@ def counting(stage: str) -> Select[tuple[int]]:
         (["compare", "RUN", "RUN"], "there is no run"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said(
-    tmp_path: Path,
-    dataset: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    said_: str,
-) -> None:
-    """In this process, since starting one for each takes a second."""
+def test_what_is_wrong_is_said(tmp_path: Path, dataset: Path, inline: Commands, words: list[str], said: str) -> None:
     places = {"DATA": str(dataset), "RUN": str(tmp_path / "run"), "NONE": str(tmp_path / "none")}
-    monkeypatch.setenv("ASSAY_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr("sys.argv", ["assay", *(places.get(word, word) for word in words)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    stderr = capsys.readouterr().err
-    assert ended.value.code == 2, stderr
-    assert said_ in stderr.replace("\n", " ")
+    done = inline(*(places.get(word, word) for word in words))
+    assert done.code == 2, done
+    assert said in done.stderr.replace("\n", " ")
 
 
-def test_a_run_of_another_program_is_refused(tmp_path: Path) -> None:
+def test_a_run_of_another_program_is_refused(tmp_path: Path, inline: Commands) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.sqlite").write_text("this is no database, whatever its name says")
     for name in ("status", "resume"):
-        done = said(name, tmp_path / "run", state=tmp_path / "state")
-        assert done.returncode == 2
+        done = inline(name, tmp_path / "run")
+        assert done.code == 2
         assert "no SQLite database" in done.stderr.replace("\n", " ")
