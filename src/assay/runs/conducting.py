@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import traceback
+from asyncio import ALL_COMPLETED, FIRST_COMPLETED
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
@@ -42,8 +43,9 @@ from assay.tasks import Task
 
 T = TypeVar("T")
 
-_AHEAD: Final = 8
-"""Kept answers that are taken up before there is room to verify them, so that nobody waits for the store."""
+_AHEAD: Final = 256
+"""Identities that are taken up before there is room for them, where nobody else could have them: looking for what is left to do
+costs more the more is done."""
 _RENEWALS: Final = 4
 """How often leases are renewed in the time that they last."""
 
@@ -119,8 +121,9 @@ class Conductor:
 
     async def _work(self) -> None:
         order, most = self._order, self._means.concurrency
-        # Agents may take hours: what waits behind one is better left to another machine.
-        ahead = 0 if Need.ANSWER in order.needs else max(most, _AHEAD)
+        shared = self._store.database.shared
+        # Where machines share a run, what waits behind an agent that takes hours is better left to another one.
+        ahead = _AHEAD if not shared else 0 if Need.ANSWER in order.needs else most
         enough = most + ahead // 2 if ahead else most - 1
         slots = asyncio.Semaphore(most)
         running: set[asyncio.Task[None]] = set()
@@ -142,9 +145,10 @@ class Conductor:
                 if not running:
                     break
                 if not claims:
-                    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                    # Only another machine can leave something to take.
+                    await asyncio.wait(running, return_when=FIRST_COMPLETED if shared else ALL_COMPLETED)
                 while len(running) > enough:
-                    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait(running, return_when=FIRST_COMPLETED)
             renewing.cancel()
 
     async def _renew(self) -> None:
