@@ -34,10 +34,10 @@ class Endpoint:
 
 
 @asynccontextmanager
-async def endpoint(**how: Any) -> AsyncIterator[Endpoint]:
+async def endpoint(*, port: int | None = None, **how: Any) -> AsyncIterator[Endpoint]:
     made = Endpoint(**how)
     app = web.Application()
     app.router.add_post("/v1/chat/completions", made.answer)
-    async with TestServer(app) as server:
+    async with TestServer(app, port=port) as server:
         made.url = str(server.make_url("/v1"))
         yield made

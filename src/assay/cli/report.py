@@ -76,7 +76,7 @@ def _lines(report: Report) -> Iterator[tuple[str, str]]:
             yield "", f"{printable(graded.task_id)}: {graded.rows} by {(graded.verifier_digest or 'none')[:19]}"
         yield "", "`assay regrade` grades all with today's"
     for k, estimate, tasks in report.pass_at:
-        yield f"pass@{k}", f"{estimate:.4f}  over {tasks} tasks with {k} graded tries or more"
+        yield f"pass@{k}", f"{estimate:.4f}  tasks with that many graded tries: {tasks}"
     for metric in report.metrics[:_METRICS_SHOWN]:
         yield "metric", f"{printable(metric.name)}  {metric.mean:.4g}  over {metric.rows} rows"
     if len(report.metrics) > _METRICS_SHOWN:
