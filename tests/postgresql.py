@@ -53,6 +53,7 @@ def running_server(programs: Path) -> Iterator[str]:
             time.sleep(0.02)
         yield f"postgresql://assay@/postgres?host={folder}"
     finally:
-        server.send_signal(signal.SIGINT)  # its fast shutdown: clients are cut
+        # Its immediate shutdown: clients are cut, and nothing is put in order for a next start.
+        server.send_signal(signal.SIGQUIT)
         server.wait(60)
         shutil.rmtree(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -294,6 +295,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "no archive": (b"hello", "cut short"),
     "empty": (b"", "cut short"),
     "a bomb": (zstandard.compress(tar([archives.file("a", bytes(2_000_000))])), "more than 1,000,000 bytes"),
+    "a name too long": (tar([archives.file("x" * 256)]), "File name too long"),
     "too many": (tar([archives.file(f"{n:03}") for n in range(200)]), "more than 100 entries"),
 }
 
@@ -312,6 +314,41 @@ def test_a_link_in_an_archive_leads_nobody_out(local: Snapshots, tmp_path: Path)
     with pytest.raises(FailureEvent):
         local.put_archive(io.BytesIO(data), "sha256:" + "0" * 64)
     assert os.listdir(tmp_path / "victim") == []
+
+
+PIECES = st.lists(
+    st.one_of(
+        st.builds(
+            lambda name, data: archives.file(name, data),
+            st.sampled_from(["a", "a/b", "./a", "/a", "../a", "c"]),
+            st.binary(max_size=600),
+        ),
+        st.builds(archives.folder, st.sampled_from(["a", "a/b", "..", "b/"]), st.integers(0, 0o7777)),
+        st.builds(archives.symlink, st.sampled_from(["a", "b", "a/b"]), st.sampled_from(["/", "..", "a", "/tmp"])),
+        st.builds(archives.hard_link, st.sampled_from(["b", "a/c"]), st.sampled_from(["a", "../a", "/etc/passwd"])),
+    ),
+    max_size=6,
+)
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(items=PIECES, cut=st.integers(0, 4000), flip=st.tuples(st.integers(0, 4000), st.integers(0, 255)))
+def test_whatever_is_sent_it_is_kept_under_its_own_name_or_not_at_all(
+    local: Snapshots, tmp_path: Path, items: list[archives.Item], cut: int, flip: tuple[int, int]
+) -> None:
+    data = bytearray(tar(items))
+    if flip[0] < len(data):
+        data[flip[0]] ^= flip[1]
+    if cut < 1000:
+        del data[len(data) - cut :]
+    outside = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(FailureEvent) as raised:
+        local.put_archive(io.BytesIO(bytes(data)), "sha256:" + "0" * 64)
+    assert raised.value.kind in ("assay:workspace_invalid", "assay:workspace_limit")
+    if "content" in raised.value.details:
+        named = str(raised.value.details["content"])
+        assert local.put_archive(io.BytesIO(bytes(data)), named).digest == named
+    assert sorted({*outside, "unpacked"}) == sorted(path.name for path in tmp_path.iterdir())
 
 
 def put(snapshots: Snapshots, folder: Path, size: int, name: str) -> str:
@@ -385,6 +422,23 @@ def test_a_place_that_cannot_be_written_is_said(local: Snapshots, workspace: Pat
     with pytest.raises(FailureEvent, match=r"kept: Not a directory; make room there") as raised:
         local.put_folder(workspace)
     assert raised.value.kind == "persistence_failed"
+
+
+def test_a_full_disk_is_said_and_nothing_is_left(local: Snapshots, workspace: Path, tmp_path: Path) -> None:
+    """No file may grow beyond a limit: first the copy cannot be written, then its archive."""
+    for name in "abcd":
+        (workspace / name).write_bytes(os.urandom(60_000))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit in (50_000, 100_000):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            with pytest.raises(FailureEvent, match="File too large; make room there") as raised:
+                local.put_folder(workspace)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert raised.value.kind == "persistence_failed"
+        assert (stored(tmp_path), os.listdir(tmp_path / "unpacked")) == ([], [])
+    assert local.has(local.put_folder(workspace).digest)
 
 
 @pytest.mark.parametrize("where", ["nosuchprotocol://x", "memory://x::nosuch://y"])

@@ -65,7 +65,9 @@ async def at_work(
         made = disk(run) if disk is not None else None
         setting = working(folder, world, concurrency=2, watch=lambda tally, happened: told.append(happened))
         done = await collect(run, setting, name="run" if given.get("settings") else "resume")
-    return done, made.writes if made is not None else 0
+        # Before it is closed, which writes, too.
+        writes = made.writes if made is not None else 0
+    return done, writes
 
 
 def check(folder: Path, told: list[Happened], world: World) -> None:

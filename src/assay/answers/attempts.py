@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, and_, func, or_, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, func, or_, select, update
 
 from assay.answers.claims import is_identity
 from assay.answers.planning import plan
@@ -15,6 +15,13 @@ from assay.answers.schema import INTERRUPTED, answer, attempt, event, identity, 
 
 _LEVEL: Final = 3
 _FREE: Final = {"lease_owner": None, "lease_until": None}
+
+# Made once: building a statement costs more than running it.
+_OF: Final = and_(identity.c.task_id == bindparam("of_task"), identity.c.rollout == bindparam("of_rollout"))
+_HOLDER: Final = select(identity.c.lease_owner).where(_OF).with_for_update()
+_FINISH: Final = update(identity).where(_OF).values(command_id=bindparam("by_command"), **_FREE)
+_ATTEMPT: Final = select(attempt).where(attempt.c.id == bindparam("which")).with_for_update()
+_END: Final = update(attempt).where(attempt.c.id == bindparam("which"), attempt.c.ended_at.is_(None))
 
 
 def begin(connection: Connection, new: Attempt) -> None:
@@ -115,10 +122,8 @@ def end_graded(
     if row.ended_at is not None:
         return bool(row.verdict_id == body["verdict_id"])
     one = Identity(row.task_id, row.rollout)
-    lease = connection.execute(
-        select(identity.c.lease_owner, identity.c.lease_until).where(is_identity(one)).with_for_update()
-    ).one()
-    if lease.lease_owner != owner:
+    holder = connection.execute(_HOLDER, {"of_task": one.task_id, "of_rollout": one.rollout}).scalar_one()
+    if holder != owner:
         _end(connection, attempt_id, INTERRUPTED, now)
         return False
     failure = body.get("failure") or {}
@@ -126,8 +131,7 @@ def end_graded(
     kind = failure.get("kind") if failed else None
     _end(connection, attempt_id, "failed" if failed else "graded", now, kind=kind, verdict_id=body["verdict_id"])
     _add_events(connection, attempt_id, events)
-    connection.execute(update(identity).where(is_identity(one)).values(command_id=row.command_id))
-    _give_back(connection, one, owner)
+    connection.execute(_FINISH, {"of_task": one.task_id, "of_rollout": one.rollout, "by_command": row.command_id})
     return True
 
 
@@ -177,15 +181,15 @@ def attempt_of(row: Row[Any], events: Sequence[Mapping[str, Any]] = (), **change
 
 
 def _attempt(connection: Connection, attempt_id: str) -> Row[Any]:
-    found = connection.execute(select(attempt).where(attempt.c.id == attempt_id).with_for_update()).one_or_none()
+    found = connection.execute(_ATTEMPT, {"which": attempt_id}).one_or_none()
     if found is None:
         raise LookupError(f"there is no attempt {attempt_id}")
     return found
 
 
 def _end(connection: Connection, attempt_id: str, outcome: str, now: float, **values: Any) -> bool:
-    ended = update(attempt).where(attempt.c.id == attempt_id, attempt.c.ended_at.is_(None))
-    return connection.execute(ended.values(ended_at=now, outcome=outcome, **values)).rowcount > 0
+    ended = {"which": attempt_id, "ended_at": now, "outcome": outcome, **values}
+    return connection.execute(_END, ended).rowcount > 0
 
 
 def _add_events(connection: Connection, attempt_id: str, events: Sequence[Mapping[str, Any]]) -> None:

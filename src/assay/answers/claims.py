@@ -4,13 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from enum import StrEnum
+from functools import lru_cache
+from typing import Any, Final
 
-from sqlalchemy import Connection, and_, exists, func, or_, select, tuple_, update
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Float,
+    Integer,
+    Select,
+    Text,
+    and_,
+    bindparam,
+    exists,
+    func,
+    or_,
+    select,
+    tuple_,
+    update,
+)
 
 from assay.answers.choice import Choice, Condition
 from assay.answers.rows import Claim, Identity
 from assay.answers.schema import INTERRUPTED, attempt, identity
 from assay.answers.states import state_column
+
+_LAST: Final = 2**62
+"""A position that no identity has."""
 
 
 class Need(StrEnum):
@@ -46,27 +66,41 @@ def claim(
     looked at each time. Empty: there is nothing left to take. Left out is what somebody holds, and what this command has
     already finished.
     """
-    rows = identity.c
-    statement = (
-        select(rows.task_id, rows.rollout, rows.position, rows.answer_id, rows.tries)
-        .where(
-            or_(*(_needing(need, budget, session_lost) for need in needs)),
-            or_(rows.lease_until.is_(None), rows.lease_until < now),
-            or_(rows.command_id.is_(None), rows.command_id != command_id),
-            *choice.conditions(),
-        )
-        .order_by(rows.position, rows.task_id, rows.rollout)
-        # In PostgreSQL: what another process is just taking is not waited for.
-        .with_for_update(skip_locked=True)
-    )
-    found = list(connection.execute(statement.where(rows.position > after).limit(limit)))
+    chosen = tuple(sorted(choice.where.items()))
+    statement = _claiming(frozenset(needs), choice.task, chosen, budget, session_lost)
+    given = {"now": now, "command": command_id, "above": after, "up_to": _LAST, "most": limit}
+    found = list(connection.execute(statement, given))
     if len(found) < limit and after >= 0:
-        found += connection.execute(statement.where(rows.position <= after).limit(limit - len(found)))
+        given |= {"above": -1, "up_to": after, "most": limit - len(found)}
+        found += connection.execute(statement, given)
     claims = [Claim(Identity(row.task_id, row.rollout), row.answer_id, row.tries) for row in found]
     if claims:
         leased = update(identity).where(_among(claims)).values(lease_owner=owner, lease_until=now + lease_s)
         connection.execute(leased)
     return claims, found[-1].position if found else -1
+
+
+@lru_cache(32)
+def _claiming(
+    needs: frozenset[Need], task: str | None, where: tuple[tuple[str, str], ...], budget: int, session_lost: bool
+) -> Select[Any]:
+    """The query of `claim`, made once for a command: building it costs more than running it."""
+    rows = identity.c
+    return (
+        select(rows.task_id, rows.rollout, rows.position, rows.answer_id, rows.tries)
+        .where(
+            rows.position > bindparam("above", type_=BigInteger),
+            rows.position <= bindparam("up_to", type_=BigInteger),
+            or_(*(_needing(need, budget, session_lost) for need in sorted(needs))),
+            or_(rows.lease_until.is_(None), rows.lease_until < bindparam("now", type_=Float)),
+            or_(rows.command_id.is_(None), rows.command_id != bindparam("command", type_=Text)),
+            *Choice(task, dict(where)).conditions(),
+        )
+        .order_by(rows.position, rows.task_id, rows.rollout)
+        .limit(bindparam("most", type_=Integer))
+        # In PostgreSQL: what another process is just taking is not waited for.
+        .with_for_update(skip_locked=True)
+    )
 
 
 def are_held(connection: Connection, claims: list[Claim], owner: str) -> bool:

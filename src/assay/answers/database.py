@@ -15,6 +15,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -79,15 +80,15 @@ class Database:
 
     async def write(self, work: Work[T]) -> T:
         """`submit`, and wait. Whoever is cancelled while waiting does not undo the write."""
-        return await asyncio.shield(asyncio.wrap_future(self.submit(work)))
+        made = asyncio.wrap_future(self.submit(work))
+        # A write that fails when whoever waited is gone has nobody to tell.
+        made.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        return await asyncio.shield(made)
 
     def read_now(self, work: Work[T]) -> T:
         """What `work` makes of one consistent state of the rows. Blocks. Raises as `submit` does."""
-        try:
-            with self._reader.connect() as connection, connection.begin():
-                return work(connection)
-        except SQLAlchemyError as error:
-            raise explained(error, self.where) from error
+        with self._explaining(), self._reader.connect() as connection, connection.begin():
+            return work(connection)
 
     async def read(self, work: Work[T]) -> T:
         """`read_now` in a thread."""
@@ -95,21 +96,29 @@ class Database:
 
     def rows(self, statement: Executable, *, at_once: int = _STREAMED) -> Iterator[Row[Any]]:
         """The rows of a query, streamed: at most `at_once` are held. Blocks. Exhaust or close it; it holds a connection."""
-        try:
-            with (
-                self._reader.connect() as connection,
-                connection.begin(),
-                connection.execution_options(yield_per=at_once).execute(statement) as found,
-            ):
-                yield from found
-        except SQLAlchemyError as error:
-            raise explained(error, self.where) from error
+        with (
+            self._explaining(),
+            self._reader.connect() as connection,
+            connection.begin(),
+            connection.execution_options(yield_per=at_once).execute(statement) as found,
+        ):
+            yield from found
 
     def close(self) -> None:
         """Make the writes that were handed over, then close. Harmless when repeated."""
         if self._writer is not None:
             self._writer.close()
         self._reader.dispose()
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        try:
+            yield
+        except SQLAlchemyError as error:
+            told = explained(error, self.where)
+            if told is error:
+                raise
+            raise told from error
 
     def __enter__(self) -> Database:
         """The store itself."""

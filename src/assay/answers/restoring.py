@@ -6,6 +6,7 @@ manifest's, in folders that this very archive made; nothing is followed, nothing
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -25,6 +26,8 @@ PATH_MAX: Final = 512 * 1024
 """Bytes in a path: what a capture at full depth can have."""
 
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# What a name or a link's text in an archive can make the kernel say, whatever the machine.
+_THE_ARCHIVES_FAULT: Final = frozenset({errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL})
 _KINDS: Final = {Kind.FILE: b"f", Kind.FOLDER: b"d", Kind.SYMLINK: b"l"}
 _ZEROS: Final = bytes(CHUNK)
 
@@ -104,6 +107,8 @@ class _Restoring:
         try:
             content = self._make(parent, name, reader, entry)
         except OSError as error:
+            if error.errno in _THE_ARCHIVES_FAULT:
+                raise ArchiveInvalid(f"{entry.shown}: {error.strerror}") from error
             raise TargetError(entry.shown, error) from error
         self._manifest.update(manifest_record(_KINDS[entry.kind], entry.mode, path, content))
 

@@ -11,6 +11,7 @@ Times are seconds since the epoch. JSON is kept as ASCII text, which no database
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 from sqlalchemy import BigInteger, Column, Connection, Float, Integer, LargeBinary, MetaData, Table, Text
@@ -195,8 +196,14 @@ identity: Final = _table(
 TABLES: Final = tuple(_tables.tables.values())
 
 
-def insert_once(connection: Connection, table: Table, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> int:
-    """Insert rows; those whose key is there already are left as they are. How many came in."""
-    if connection.dialect.name == "postgresql":
-        return connection.execute(postgresql.insert(table).on_conflict_do_nothing(), values).rowcount
-    return connection.execute(sqlite.insert(table).on_conflict_do_nothing(), values).rowcount
+def insert_once(connection: Connection, table: Table, values: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+    """Insert rows; those whose key is there already are left as they are."""
+    connection.execute(inserting_once(connection.dialect.name, table), values)
+
+
+@cache
+def inserting_once(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert:
+    """The statement of `insert_once`, made once: building one costs more than running it."""
+    if dialect == "postgresql":
+        return postgresql.insert(table).on_conflict_do_nothing()
+    return sqlite.insert(table).on_conflict_do_nothing()

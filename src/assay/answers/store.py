@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -309,18 +310,17 @@ def open_store(
     is something else, it cannot be reached, or (without `writing`) nothing is there.
     """
     place = place_of(where, namespace)
-    hold = Hold(place.path, who) if writing and place.path is not None else None
-    try:
-        database = open_database(where, RUNS, namespace=namespace, writing=writing)
-    except BaseException:
+    with ExitStack() as undone:
+        hold = Hold(place.path, who) if writing and place.path is not None else None
         if hold is not None:
-            hold.release()
-        raise
-    store = Store(database, hold, clock)
-    if hold is not None:
-        # Nobody else is here: what a killed process held is free at once.
-        database.write_now(lambda c: claims.release(c, None))
-    return store
+            undone.callback(hold.release)
+        database = open_database(where, RUNS, namespace=namespace, writing=writing)
+        undone.callback(database.close)
+        if hold is not None:
+            # Nobody else is here: what a killed process held is free at once.
+            database.write_now(lambda c: claims.release(c, None))
+        undone.pop_all()
+    return Store(database, hold, clock)
 
 
 def _events(failure: FailureEvent) -> list[Mapping[str, Any]]:

@@ -12,15 +12,28 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, func, insert, select, update
 from ulid import ULID
 
-from assay.answers.claims import is_identity
 from assay.answers.rows import Identity, Kept
 from assay.answers.schema import attempt, evidence, identity, insert_once, metric, verdict
 from assay.answers.states import is_recoverable
+
+# Made once: building a statement costs more than running it. What is read is locked where somebody else may change it.
+_OF: Final = and_(identity.c.task_id == bindparam("of_task"), identity.c.rollout == bindparam("of_rollout"))
+_SUM_UP: Final = update(identity).where(_OF)
+_OWNER: Final = select(identity).where(identity.c.answer_id == bindparam("which")).with_for_update()
+_SEQ: Final = select(verdict.c.seq).where(verdict.c.id == bindparam("which"))
+_INSERT: Final = insert(verdict).returning(verdict.c.seq)
+_METRICS: Final = insert(metric)
+_EVIDENCE: Final = select(evidence).where(evidence.c.key == bindparam("which")).with_for_update()
+_WAITING: Final = (
+    select(identity.c.task_id, identity.c.rollout, verdict.c.body, verdict.c.answer_id)
+    .join(verdict, verdict.c.seq == identity.c.verdict_seq)
+    .where(identity.c.evidence_key == bindparam("which"), identity.c.provisional == 1)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +69,7 @@ def add_verdict(connection: Connection, arrival: Arrival) -> Kept:
             floor=floor,
         )
     owner = _identity_of(connection, arrival.answer_id)
-    there = connection.execute(select(verdict.c.seq).where(verdict.c.id == body["verdict_id"])).scalar()
+    there = connection.execute(_SEQ, {"which": body["verdict_id"]}).scalar()
     if there is not None:
         return Kept(there, owner.verdict_seq == there)
     seq, current = _insert(connection, arrival, owner)
@@ -68,14 +81,10 @@ def add_verdict(connection: Connection, arrival: Arrival) -> Kept:
 
 def settle(connection: Connection, key: str, now: float, *, command_id: str | None = None) -> Iterator[Identity]:
     """Add the settled verdict of every current provisional one that the evidence under a key settles."""
-    known = connection.execute(select(evidence).where(evidence.c.key == key)).one_or_none()
+    known = connection.execute(_EVIDENCE, {"which": key}).one_or_none()
     if known is None or known.proven_by is None or known.floor is None:
         return
-    waiting = connection.execute(
-        select(identity.c.task_id, identity.c.rollout, verdict.c.body, verdict.c.answer_id)
-        .join(verdict, verdict.c.seq == identity.c.verdict_seq)
-        .where(identity.c.evidence_key == key, identity.c.provisional == 1)
-    ).all()
+    waiting = connection.execute(_WAITING, {"which": key}).all()
     for row in waiting:
         before = json.loads(row.body)
         after = {
@@ -106,7 +115,7 @@ def learn(
     """Keep what is known under a key. What was proven stays proven; a known floor stays known."""
     values = {"key": key, "task_id": task_id, "verifier_digest": verifier_digest, "proven_by": proven_by}
     insert_once(connection, evidence, {**values, "floor": floor, "at": now})
-    known = connection.execute(select(evidence).where(evidence.c.key == key).with_for_update()).one()
+    known = connection.execute(_EVIDENCE, {"which": key}).one()
     proven_by = known.proven_by if known.proven_by is not None else proven_by
     floor = floor if floor is not None else known.floor
     if (proven_by, floor) != (known.proven_by, known.floor):
@@ -133,29 +142,26 @@ def _insert(connection: Connection, arrival: Arrival, owner: Row[Any]) -> tuple[
         "terminal": int(arrival.terminal),
         "evidence_key": key,
     }
-    seq = connection.execute(
-        insert(verdict)
-        .values(
-            id=body["verdict_id"],
-            answer_id=arrival.answer_id,
-            command_id=arrival.command_id,
-            attempt_id=arrival.attempt_id,
-            settles=arrival.settles,
-            replaced=owner.verdict_seq,
-            created_at=arrival.now,
-            body=json.dumps(body, allow_nan=False),
-            **columns,
-        )
-        .returning(verdict.c.seq)
-    ).scalar_one()
+    new = {
+        "id": body["verdict_id"],
+        "answer_id": arrival.answer_id,
+        "command_id": arrival.command_id,
+        "attempt_id": arrival.attempt_id,
+        "settles": arrival.settles,
+        "replaced": owner.verdict_seq,
+        "created_at": arrival.now,
+        "body": json.dumps(body, allow_nan=False),
+        **columns,
+    }
+    seq = int(connection.execute(_INSERT, new).scalar_one())
     if body.get("metrics"):
         values = [{"verdict_seq": seq, "name": name, "value": value} for name, value in body["metrics"].items()]
-        connection.execute(insert(metric), values)
+        connection.execute(_METRICS, values)
     current = not (failed and _is_graded_by(connection, arrival.answer_id, body.get("verifier_digest")))
     if current:
-        one = Identity(owner.task_id, owner.rollout)
         columns["tries"] = count_tries(connection, arrival.answer_id, kind) if failed else 0
-        connection.execute(update(identity).where(is_identity(one)).values(verdict_seq=seq, **columns))
+        of_it = {"of_task": owner.task_id, "of_rollout": owner.rollout}
+        connection.execute(_SUM_UP, {**of_it, "verdict_seq": seq, **columns})
     return seq, current
 
 
@@ -174,8 +180,7 @@ def _is_graded_by(connection: Connection, answer_id: str, verifier_digest: str |
 
 def _identity_of(connection: Connection, answer_id: str) -> Row[Any]:
     # Locked: two verdicts of one answer that come at once are put in order.
-    statement = select(identity).where(identity.c.answer_id == answer_id).with_for_update()
-    found = connection.execute(statement).one_or_none()
+    found = connection.execute(_OWNER, {"which": answer_id}).one_or_none()
     if found is None:
         raise LookupError(f"there is no answer {answer_id}")
     return found

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from assay.answers import BUDGET, Choice, Identity, Need, identities
+from assay.answers import BUDGET, Choice, Need, identities
 from assay.grading import WrongArgument
 from assay.grading.arguments import provider_of
 from assay.grading.state import state_dir
 from assay.runs.catalogue import Catalogue, load_catalogue
 from assay.runs.conducting import Conductor, Means, Order
-from assay.runs.keeping import Sleep
+from assay.runs.keeping import CannotKeep, Sleep, kept
 from assay.runs.left import Agent
 from assay.runs.performing import SandboxAgent, Stage
 from assay.runs.place import OpenRun
@@ -51,6 +51,7 @@ class Done:
     """What a command did."""
 
     command_id: str
+    """Empty when it ended before it had begun."""
     tally: Tally
     replayed: Replayed | None = None
     """Of a run of kept answers: what was found in their source."""
@@ -68,14 +69,17 @@ async def collect(run: OpenRun, setting: Setting | None = None, *, name: str = "
     catalogue = await asyncio.to_thread(load_catalogue, setting.dataset or run.settings.dataset)
     means = _means(run, setting, catalogue)
     replayed, needs = None, {Need.ANSWER, Need.VERDICT}
-    if name == "run" or not await asyncio.to_thread(lambda: any(identities(run.store.database))):
-        await _plan(run, catalogue)
-    if run.settings.agent.name == "replay":
-        verifier = means.verifier
-        stage = Stage(verifier.provider, verifier.state, verifier.settings.rootfs, verifier.settings.network)
-        replayed = await replay(run, catalogue, stage, setting.tell)
-        # Who is not in the source has no answer, and nobody can make one.
-        needs = {Need.VERDICT}
+    try:
+        if name == "run" or not await asyncio.to_thread(lambda: any(identities(run.store.database))):
+            await _plan(run, catalogue, setting.sleep)
+        if run.settings.agent.name == "replay":
+            verifier = means.verifier
+            stage = Stage(verifier.provider, verifier.state, verifier.settings.rootfs, verifier.settings.network)
+            replayed = await replay(run, catalogue, stage, setting.tell, setting.sleep)
+            # Who is not in the source has no answer, and nobody can make one.
+            needs = {Need.VERDICT}
+    except CannotKeep as error:
+        return Done("", Tally(stopped=str(error)), replayed, _problems(catalogue))
     command_id, tally = await Conductor(Order(name, needs, budget=budget), means).conduct()
     return Done(command_id, tally, replayed, _problems(catalogue))
 
@@ -124,12 +128,12 @@ async def regrade(
     return Done(command_id, tally, problems=_problems(catalogue))
 
 
-async def _plan(run: OpenRun, catalogue: Catalogue) -> None:
+async def _plan(run: OpenRun, catalogue: Catalogue, sleep: Sleep) -> None:
     wanted = catalogue.identities(run.settings.rollouts)
     if run.settings.agent.name == "replay":
         # How often each was answered is for the source to say; nobody's absence from it may go unnoticed.
         wanted = [one for one in wanted if one.rollout == 0]
-    await run.store.plan([Identity(*one) for one in wanted])
+    await kept(lambda: run.store.plan(wanted), sleep)
 
 
 def _means(run: OpenRun, setting: Setting, catalogue: Catalogue) -> Means:

@@ -99,7 +99,7 @@ class Conductor:
         """
         order, store = self._order, self._store
         try:
-            self._command = await store.begin_command(order.name, order.settings, join=order.join)
+            self._command = await self._write(lambda: store.begin_command(order.name, order.settings, join=order.join))
             await self._take_over()
             self.tally.todo = await asyncio.to_thread(
                 lambda: store.waiting_now(
@@ -111,7 +111,7 @@ class Conductor:
                 )
             )
             await self._work()
-            await finished(store.end_command(self._command))
+            await finished(self._write(lambda: store.end_command(self._command)))
         except* CannotKeep as group:
             self.tally.stopped = str(_first(group))
         except* FailureEvent as group:
@@ -130,14 +130,7 @@ class Conductor:
         async with asyncio.TaskGroup() as group:
             renewing = group.create_task(self._renew())
             while True:
-                claims = await self._store.claim(
-                    order.needs,
-                    most + ahead - len(running),
-                    command_id=self._command,
-                    choice=order.choice,
-                    budget=order.budget,
-                    session_lost=order.session_lost,
-                )
+                claims = await self._claim(most + ahead - len(running))
                 for claim in claims:
                     task = group.create_task(self._guarded(claim, slots))
                     running.add(task)
@@ -151,6 +144,19 @@ class Conductor:
                     await asyncio.wait(running, return_when=FIRST_COMPLETED)
             renewing.cancel()
 
+    async def _claim(self, most: int) -> list[Claim]:
+        order = self._order
+        return await self._write(
+            lambda: self._store.claim(
+                order.needs,
+                most,
+                command_id=self._command,
+                choice=order.choice,
+                budget=order.budget,
+                session_lost=order.session_lost,
+            )
+        )
+
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(LEASE_S / _RENEWALS)
@@ -160,7 +166,7 @@ class Conductor:
 
     async def _take_over(self) -> None:
         """End what killed processes left open. What must not be made twice is lost, and said to be."""
-        for attempt in await self._store.take_over_interrupted():
+        for attempt in await self._write(self._store.take_over_interrupted):
             if attempt.repeatable or attempt.answer_id is None:
                 continue
             failure = FailureEvent(
@@ -170,7 +176,10 @@ class Conductor:
                 boundary="collection",
             )
             verdict = failed_verdict(failure, None, task_id=attempt.identity.task_id)
-            await self._store.keep_verdict(attempt.answer_id, verdict, command_id=self._command)
+            await self._keep_lost(attempt.answer_id, verdict)
+
+    async def _keep_lost(self, answer_id: str, verdict: Verdict) -> None:
+        await self._write(lambda: self._store.keep_verdict(answer_id, verdict, command_id=self._command))
 
     async def _guarded(self, claim: Claim, slots: asyncio.Semaphore) -> None:
         async with slots:

@@ -26,6 +26,9 @@ async def finished(work: Coroutine[Any, Any, T]) -> T:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
+        if not task.cancelled():
+            # Whoever was stopped has nobody left to tell; the next command finds what is not there.
+            task.exception()
         raise
 
 

@@ -17,7 +17,7 @@ from assay.grading import WrongArgument
 from assay.runs.catalogue import Catalogue
 from assay.runs.gymrows import no_workspace, offered_rows
 from assay.runs.harborjobs import is_job_folder, offered_trials
-from assay.runs.keeping import finished
+from assay.runs.keeping import Sleep, finished, kept
 from assay.runs.offers import Offer, Problem
 from assay.runs.otherruns import is_run, offered_answers
 from assay.runs.performing import Stage
@@ -54,11 +54,13 @@ class Replayed:
         return {"kept": self.kept, "there": self.there, "refused": self.refused, "problems": problems}
 
 
-async def replay(run: OpenRun, catalogue: Catalogue, stage: Stage, tell: Callable[[str], None]) -> Replayed:
+async def replay(
+    run: OpenRun, catalogue: Catalogue, stage: Stage, tell: Callable[[str], None], sleep: Sleep
+) -> Replayed:
     """Keep every answer of the run's source that is not kept yet. An answer is taken whole or not at all.
 
     `tell` gets a sentence for each thing that cannot be taken; the rest goes on. Raises `WrongArgument` for a source that
-    is none, and as the store does.
+    is none, and `CannotKeep`.
     """
     found = Replayed()
     source = Path(run.settings.agent.source or "")
@@ -79,8 +81,9 @@ async def replay(run: OpenRun, catalogue: Catalogue, stage: Stage, tell: Callabl
             else:
                 new.append(offered)
         # Planned in the source's order; keeping is not in any.
-        await run.store.plan([*(offer.identity for offer in new), *missing])
-        for problem in await asyncio.gather(*(_keep(run, offer) for offer in new)):
+        planned = [*(offer.identity for offer in new), *missing]
+        await kept(lambda planned=planned: run.store.plan(planned), sleep)  # type: ignore[misc]  # (the loop's own value)
+        for problem in await asyncio.gather(*(_keep(run, offer, sleep) for offer in new)):
             if problem is None:
                 found.kept += 1
             else:
@@ -104,7 +107,7 @@ def _offers(source: Path, catalogue: Catalogue, stage: Stage) -> Iterator[Offer 
     )
 
 
-async def _keep(run: OpenRun, offer: Offer) -> Problem | None:
+async def _keep(run: OpenRun, offer: Offer, sleep: Sleep) -> Problem | None:
     try:
         async with offer.left() as left:
             snapshot = offer.snapshot
@@ -112,8 +115,9 @@ async def _keep(run: OpenRun, offer: Offer) -> Problem | None:
             if isinstance(left.workspace, FailureEvent):
                 raise left.workspace
             if left.workspace is not None:
-                kept = await asyncio.to_thread(run.snapshots.put_folder, left.workspace)
-                snapshot, dropped = kept.digest, kept.dropped
+                folder = left.workspace
+                put = await kept(lambda: asyncio.to_thread(run.snapshots.put_folder, folder), sleep)
+                snapshot, dropped = put.digest, put.dropped
             elif snapshot is not None and not await asyncio.to_thread(run.snapshots.has, snapshot):
                 raise no_workspace(snapshot, run.snapshots.where)
             answer = Answer(
@@ -128,11 +132,9 @@ async def _keep(run: OpenRun, offer: Offer) -> Problem | None:
                 extra=left.extra,
             )
             trajectory = await asyncio.to_thread(left.trajectory.read_bytes) if left.trajectory is not None else None
-            await finished(run.store.keep_answer(answer, trajectory=trajectory))
+            await finished(kept(lambda: run.store.keep_answer(answer, trajectory=trajectory), sleep))
     except ValueError as error:
         return Problem(offer.where, str(error))
     except FailureEvent as failure:
-        if failure.kind == "persistence_failed":
-            raise
         return Problem(offer.where, failure.reason)
     return None
