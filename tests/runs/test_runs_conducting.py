@@ -15,7 +15,7 @@ from assay.failures import FailureEvent
 from assay.runs import Done, Happened, OpenRun, Tally, collect, recover, regrade
 from assay.sandbox import Ended, ExecResult
 from assay.workspaces import Caps
-from runs.worlds import LOST, World, make_dataset, opened, rows_of, run_settings, working
+from runs.worlds import LOST, World, make_dataset, opened, rows_of, run_settings, set_factor, working
 
 T0, T1, T2 = Identity("t000", 0), Identity("t001", 0), Identity("t002", 0)
 FAILED = ExecResult(Ended.EXITED, 7, stderr=b"no key\n")
@@ -289,6 +289,8 @@ async def test_a_damaged_workspace_is_said_and_the_rest_goes_on(dataset: Path, f
     content[len(content) // 2] ^= 0xFF
     archive.write_bytes(content)
     forget_unpacked(folder)
+    # By another verifier, so that a failed verdict of its own would be the current one.
+    set_factor(dataset / "t001", 2.0)
     done = await go(folder, world, regrade)
     assert (done.tally.graded, dict(done.tally.masked), done.tally.open) == (2, {"assay:workspace_invalid": 1}, {T1})
     assert rows_of(folder)[T1].reward == 1.0

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from answers.making import failed, graded, new_answer
-from assay.answers import Identity, Need, open_store
+from assay.answers import Identity, Need, choice_of, open_store
 from assay.failures import FailureEvent
 from assay.grading import WrongArgument
 from assay.runs import exporting
@@ -91,3 +91,15 @@ async def test_what_was_there_stays_whole_when_writing_fails(
         with pytest.raises(WrongArgument, match="No space left on device; nothing there was changed"):
             export(store.database, out)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+async def test_who_reads_an_older_export_reads_all_of_it(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with open_store(run, writing=False) as store:
+        export(store.database, out)
+        before = (out / ROWS).read_text()
+        with (out / ROWS).open() as reader:
+            export(store.database, out, choice=choice_of("t1"))
+            assert (out / ROWS).read_text() == ""
+            assert reader.read() == before
+    assert sorted(path.name for path in out.iterdir()) == [ROWS, FAILURES]

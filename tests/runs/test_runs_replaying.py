@@ -77,7 +77,7 @@ async def test_what_cannot_be_taken_is_said_and_the_rest_goes_on(tmp_path: Path,
         row(None),
         row(expected="5"),
         row("two", _ng_rollout_index="first"),
-        {**row("two"), "response": None, "_ng_failure_class": "agent_run_error"},
+        {**row("two"), "response": None, "_ng_failure_class": "agent_run_error", "_ng_rollout_index": 3},
         {**row("two"), "response": 5},
         row("one", _ng_rollout_index=0),
         ["no", "row"],
@@ -102,7 +102,7 @@ async def test_what_cannot_be_taken_is_said_and_the_rest_goes_on(tmp_path: Path,
     assert (done.replayed.kept, done.replayed.refused) == (1, 11)
     # The rollout that its own program failed is a row without an answer: no mean loses it in silence.
     states = {one: outcome.state for one, outcome in rows_of(tmp_path / "run").items()}
-    assert states == {Identity("one", 0): "scored", Identity("two", 0): "missing"}
+    assert states == {Identity("one", 0): "scored", Identity("two", 0): "missing", Identity("two", 3): "missing"}
 
 
 async def test_a_last_line_without_its_end_is_taken_when_it_is_whole(tmp_path: Path, dataset: Path) -> None:
