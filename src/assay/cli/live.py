@@ -82,7 +82,7 @@ def in_words(tally: Tally) -> str:
         parts.append(f"mean {tally.mean:.4g}")
     if tally.done:
         parts.append(f"{tally.rate:.3g}/s")
-    if tally.left_s is not None:
+    if tally.left_s:
         parts.append(f"{_duration(tally.left_s)} left")
     return "  ".join(parts)
 

@@ -41,24 +41,25 @@ def work_on(
 
     with told_plainly():
         try:
-            with open_run(place, who=who, state=values["state"], settings=settings) as opened, live() as shown:
-                setting = Setting(
-                    grading_from(opened.settings.grading, values),
-                    str(values["dataset"].absolute()) if values.get("dataset") else None,
-                    values["concurrency"],
-                    values["state"],
-                    watch=shown.watch,
-                    tell=shown.tell,
-                )
+            with open_run(place, who=who, state=values["state"], settings=settings) as opened:
+                with live() as shown:
+                    setting = Setting(
+                        grading_from(opened.settings.grading, values),
+                        absolute(values["dataset"]) if values.get("dataset") else None,
+                        values["concurrency"],
+                        values["state"],
+                        watch=shown.watch,
+                        tell=shown.tell,
+                    )
 
-                async def supervised(_: Any) -> Done:
-                    try:
-                        return await work(opened, setting)
-                    except asyncio.CancelledError:
-                        click.echo(f"stopped; `assay resume {place.folder}` goes on where it was", err=True)
-                        raise
+                    async def supervised(_: Any) -> Done:
+                        try:
+                            return await work(opened, setting)
+                        except asyncio.CancelledError:
+                            click.echo(f"stopped; `assay resume {place.folder}` goes on where it was", err=True)
+                            raise
 
-                done = run_to_its_end(supervised, quiet=True)
+                    done = run_to_its_end(supervised, quiet=True)
                 report = summarise(opened.store.database)
                 added = more(opened, done) if more is not None else {}
                 if values["as_json"]:
