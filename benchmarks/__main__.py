@@ -24,6 +24,8 @@ from assay.sandbox.runtime import find_bubblewrap
 from assay.tasks import Task, load_task, stage_tests
 from assay.workspaces import scratch_folder
 
+from . import http
+
 HERE = Path(__file__).parent
 VERIFIER = "def verify(workspace):\n    return float((workspace / 'answer.txt').read_text() == '42\\n')\n"
 TRUE_UID = 65534 if os.geteuid() == 0 else None
@@ -68,7 +70,11 @@ def main() -> None:
         "cold_over_bwrap_python": medians["grade(), cold, in process"] / medians["bwrap, python3 -I -c pass"],
     }
     report(medians, ratios, runs)
-    (HERE / "results.json").write_text(json.dumps({"seconds": seconds, "medians": medians, "ratios": ratios}, indent=1))
+    over_http = http.measure()
+    for name, value in over_http.items():
+        print(f"  {name:45} {value:9.4g}")
+    results = {"seconds": seconds, "medians": medians, "ratios": ratios, "http": over_http}
+    (HERE / "results.json").write_text(json.dumps(results, indent=1))
 
 
 def make_task(root: Path) -> tuple[Task, Path]:

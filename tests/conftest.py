@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from assay.sandbox.namespaces import close_idle
+from assay.workspaces import finish_removals
 from postgresql import find_programs, running_server
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,6 +51,7 @@ def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         yield
         # They would live as long as this process does.
         close_idle()
+        finish_removals()
     left = sorted((processes() | mounts(folder) | cgroups() | scratch(folder)) - before)
     assert not left, "left behind by the tests:\n  " + "\n  ".join(left)
 

@@ -444,10 +444,10 @@ PROGRAM = (
     "if __name__ == '__main__':\n    open('o', 'w').write('o')\n"
     "    sys.stdout.write(sys.stdin.read() + ' ' + open('d/f').read())\n"
 )
-ISOLATION = {"bubblewrap": "sandbox", "process": "uid" if os.geteuid() == 0 else "process"}
+ISOLATION = {"namespaces": "sandbox", "bubblewrap": "sandbox", "process": "uid" if os.geteuid() == 0 else "process"}
 
 
-@pytest.mark.parametrize("provider", ["bubblewrap", "process"])
+@pytest.mark.parametrize("provider", ["namespaces", "bubblewrap", "process"])
 async def test_every_provider_runs_submissions(judge: Judge, provider: str) -> None:
     verdict = await judge(EVERYWHERE, PROGRAM, sandbox=provider)
     assert verdict.failure is None, (verdict.failure["reason"], verdict.log_tail)
@@ -455,7 +455,7 @@ async def test_every_provider_runs_submissions(judge: Judge, provider: str) -> N
     assert verdict.log_tail == f"isolation {ISOLATION[provider]}\n"
 
 
-@pytest.mark.parametrize("provider", ["bubblewrap", "process"])
+@pytest.mark.parametrize("provider", ["namespaces", "bubblewrap", "process"])
 def test_an_ordinary_user_runs_submissions(provider: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -470,4 +470,4 @@ def test_an_ordinary_user_runs_submissions(provider: str) -> None:
     verdict = json.loads(done.stdout)
     assert verdict["failure"] is None, (verdict["failure"]["reason"], verdict["log_tail"])
     assert (verdict["reward"], verdict["usage"]["runs"]) == (42.0, 6)
-    assert verdict["log_tail"] == f"isolation {'sandbox' if provider == 'bubblewrap' else 'process'}\n"
+    assert verdict["log_tail"] == f"isolation {'sandbox' if provider != 'process' else 'process'}\n"

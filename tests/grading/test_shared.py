@@ -19,7 +19,7 @@ def root(tmp_path: Path) -> Path:
     return make_filesystem(tmp_path / "agent")
 
 
-@pytest.fixture(params=["bubblewrap", "process"])
+@pytest.fixture(params=["namespaces", "bubblewrap", "process"])
 def provider(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -46,7 +46,7 @@ async def test_the_verifier_sees_and_writes_all_of_the_agents_filesystem(
     verdict = await judge(tmp_path, task, root, sandbox=provider)
     assert (verdict.reward, verdict.trust, verdict.base) == (
         0.5,
-        "shared" if provider == "bubblewrap" else "none",
+        "none" if provider == "process" else "shared",
         str(root),
     ), verdict
     assert contents(root) == before

@@ -65,6 +65,18 @@ class Place(click.Path):
         return super().convert(value, param, ctx)
 
 
+def judge_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--judge`, as `judges`: pairs of a name and a URL."""
+    return click.option(
+        "--judge",
+        "judges",
+        multiple=True,
+        callback=_judge_urls,
+        metavar="NAME=URL",
+        help="Where a model is that the verifier asks, in place of the dataset's own. May be given again.",
+    )(function)
+
+
 def _judge_urls(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """The name and the base URL of each `NAME=URL`."""
     pairs = tuple((name, url) for name, _, url in (value.partition("=") for value in values))
@@ -93,14 +105,7 @@ def grading_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--rootfs", metavar="NAME_OR_DIR|host", help="Root filesystem to grade on, in place of the task's image."
         ),
         click.option("--network", is_flag=True, help="Let the verifier use the network."),
-        click.option(
-            "--judge",
-            "judges",
-            multiple=True,
-            callback=_judge_urls,
-            metavar="NAME=URL",
-            help="Where a model is that the verifier asks, in place of the dataset's own. May be given again.",
-        ),
+        judge_option,
         click.option("--timeout", type=float, metavar="S", help="Seconds, in place of the task's own limit."),
         click.option("--state", type=Place(), metavar="DIR", help="Where evidence and images are kept."),
         click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout, and nothing else there."),

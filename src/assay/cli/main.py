@@ -21,6 +21,7 @@ _COMMANDS = {
     "init": "Make a task folder that grades at once.",
     "lint": "Say what is wrong with a task or a dataset, before it runs.",
     "publish": "Write a dataset as Harbor tasks that any Harbor runs.",
+    "serve": "Verify over HTTP, each answer exactly once.",
     "run": "Let an agent work on every task of a dataset, and grade what it left.",
     "resume": "Go on with a run: what it had left to do.",
     "recover": "Verify answers again that were masked by something that may have passed.",

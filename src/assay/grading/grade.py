@@ -262,7 +262,7 @@ async def _grade_one(job: Job, given: _Given, means: _Means) -> Verdict:
     verification = Verification(job, means.control, means.logs, means.store, means.tell)
     dropped: tuple[Found, ...] = ()
     replaced: tuple[str, ...] = ()
-    with scratch_folder("answer") as folder:
+    with scratch_folder("answer", later=True) as folder:
         means.tell("capturing the workspace")
         try:
             answer, dropped = await _capture(job, given, folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -91,7 +91,13 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         """The verdict object of `assay verify --json`: JSON types only, in the order of the documentation."""
-        record = asdict(self)
+        record = _shallow(self)
+        record["timing"] = _shallow(self.timing)
         record["caused_by"] = self.caused_by.value if self.caused_by else None
         answer_id = record.pop("answer_id")
         return {"verdict_id": record.pop("verdict_id"), "answer_id": answer_id, **record}
+
+
+def _shallow(value: Verdict | Timing) -> dict[str, Any]:
+    """The fields by name. What is in them is JSON already; `asdict` would copy it all, for a tenth of a millisecond."""
+    return {part.name: getattr(value, part.name) for part in fields(value)}

@@ -73,7 +73,7 @@ async def verify_once(job: Job, answer: Answer, logs: Path | None = None) -> Obs
     began = time.monotonic()
     try:
         async with contextlib.AsyncExitStack() as stack:
-            own = stack.enter_context(scratch_folder("verification"))
+            own = stack.enter_context(scratch_folder("verification", later=True))
             # Closed before the sandbox is: what was sent to it and not taken counts as the sandbox's own memory till then.
             talk = await stack.enter_async_context(contextlib.AsyncExitStack())
             channel = talk.enter_context(Channel())

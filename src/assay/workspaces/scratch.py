@@ -17,6 +17,8 @@ import secrets
 import stat
 import tempfile
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
@@ -31,19 +33,25 @@ _MODE: Final = 0o711
 """Others may pass through to a path that they were given (a sandbox has a uid of its own), and list nothing."""
 
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - only ever used for folders made private and random
+_LATER_MOST: Final = 16
+"""Folders that wait to be removed."""
+_LATER_S: Final = 0.02
 _DETACH: Final = 2
 _OPEN: Final = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - as above
 _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def scratch_folder(name: str, *, memory: bool = False, place: Path | None = None) -> Iterator[Path]:
+def scratch_folder(
+    name: str, *, memory: bool = False, place: Path | None = None, later: bool = False
+) -> Iterator[Path]:
     """A fresh folder of this process' own, mode 0711, removed with everything in it at the end of the block.
 
     It lies in the system's temporary folder (for root: one that other users can pass), or with `memory` on `/dev/shm`
     where that is a writable tmpfs, or in `place`, a folder that is there: for what is to be renamed out of it. `name` is
     for people who look; the path ends in something that cannot be guessed. Safe from threads and across forks. What
-    cannot be removed is logged, not raised: it would hide the work's own result.
+    cannot be removed is logged, not raised: it would hide the work's own result. With `later` it is removed a moment after
+    the block, beside what comes next, unless too much waits for that already.
     """
     root = _roots.of(place if place is not None else _place(memory))
     path = root.take(name)
@@ -51,8 +59,13 @@ def scratch_folder(name: str, *, memory: bool = False, place: Path | None = None
     try:
         yield path
     finally:
-        if os.getpid() == owner:
+        if os.getpid() == owner and not (later and _tidier.take(root, path)):
             root.give_back(path)
+
+
+def finish_removals() -> None:
+    """Remove now what was left for later; back when it is gone."""
+    _tidier.finish()
 
 
 _kept = ExitStack()
@@ -130,6 +143,48 @@ class _Root:
         self.path, self.descriptor, self.folders = None, -1, 0
 
 
+class _Tidier:
+    """Removes folders beside other work: a verdict need not wait for that."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.removing = threading.Lock()
+        self.waiting: deque[tuple[_Root, Path]] = deque()
+        self.thread: threading.Thread | None = None
+
+    def forget(self) -> None:
+        """In a forked child: the folders are the parent's, and so is the thread."""
+        self.lock, self.removing = threading.Lock(), threading.Lock()
+        self.waiting, self.thread = deque(), None
+
+    def take(self, root: _Root, path: Path) -> bool:
+        """Whether it will be removed."""
+        with self.lock:
+            if len(self.waiting) >= _LATER_MOST:
+                return False
+            self.waiting.append((root, path))
+            if self.thread is None:
+                self.thread = threading.Thread(target=self.run, name="assay-tidier", daemon=True)
+                self.thread.start()
+        return True
+
+    def run(self) -> None:
+        while True:
+            # Not woken for each: whoever leaves one is in a hurry, and would wait for the interpreter's lock.
+            time.sleep(_LATER_S)
+            self.finish()
+            with self.lock:
+                if not self.waiting:
+                    self.thread = None
+                    return
+
+    def finish(self) -> None:
+        with self.removing:
+            while self.waiting:
+                root, path = self.waiting.popleft()
+                root.give_back(path)
+
+
 class _Roots:
     """The roots of this process, by place."""
 
@@ -154,12 +209,15 @@ class _Roots:
                     os.close(root.descriptor)
         self.lock = threading.Lock()
         self.by_place = {}
+        _tidier.forget()
 
     def remove(self) -> None:
+        finish_removals()
         for root in self.by_place.values():
             root.remove()
 
 
+_tidier = _Tidier()
 _roots = _Roots()
 
 

@@ -21,33 +21,20 @@ from types import ModuleType
 from typing import NoReturn
 
 _LOADED = (
-    "ast",
     "collections.abc",
-    "csv",
-    "ctypes",
     "dataclasses",
     "datetime",
-    "decimal",
-    "fractions",
     "functools",
-    "importlib.util",
-    "inspect",
     "itertools",
     "json",
-    "marshal",
     "math",
     "pathlib",
     "re",
-    "shutil",
     "socket",
-    "statistics",
     "string",
     "struct",
     "subprocess",
-    "tempfile",
-    "textwrap",
     "typing",
-    "unittest.mock",
 )
 """Modules of the standard library that are imported once for all, none of which starts a thread or keeps a state of its own."""
 
