@@ -211,7 +211,7 @@ def counting(stage: str) -> Select[tuple[int]]:
         (["run", "DATA", "--agent", "replay", "--from", "NONE", "--out", "RUN"], "there is no file or folder"),
         (["run", "DATA", "--agent", "oracle"], "Missing option '--out'"),
         (["run", "NONE", "--agent", "oracle", "--out", "RUN"], "there is no such folder"),
-        (["run", "DATA", "--agent", "oracle", "--out", "RUN", "--judge", "x"], "write NAME=URL"),
+        (["run", "DATA", "--agent", "oracle", "--out", "RUN", "--judge", "x"], "must be NAME=URL"),
         (["run", "DATA", "--agent", "oracle", "--out", "RUN", "--judge", "x=http://u:p@h/v1"], "would be kept"),
         (["run", "DATA", "--agent", "oracle", "--out", "RUN", "--sandbox", "none"], "there is no sandbox provider"),
         (["run", "DATA", "--agent", "oracle", "--out", "RUN", "--store", "mysql://x"], "a store is a file or postgresql://"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .inputs import Place
+from .inputs import Place, judge_option
 
 if TYPE_CHECKING:
     from assay.answers import Choice, Database
@@ -55,7 +55,7 @@ def work_options(function: Function) -> Function:
             default=None,
             help="Whether repeats, untouched environments and solutions are run for evidence.",
         ),
-        click.option("--judge", "judges", multiple=True, metavar="NAME=URL", help="A judge's base URL."),
+        judge_option,
         click.option("--state", type=Place(), metavar="DIR", help="Where evidence and images are kept."),
     )
 
@@ -83,14 +83,10 @@ def grading_from(before: GradingSettings, values: dict[str, Any]) -> GradingSett
     """How answers are graded: as before, but for what was given."""
     from dataclasses import replace
 
-    judges = dict(before.judges)
-    for text in values["judges"]:
-        name, separator, url = text.partition("=")
-        if not separator or not name or "://" not in url:
-            raise click.BadParameter(f"write NAME=URL (default=http://host/v1), got {text!r}", param_hint="--judge")
+    judges = {**before.judges, **dict(values["judges"])}
+    for url in judges.values():
         if "@" in url.partition("://")[2].partition("/")[0]:
             raise click.BadParameter("a URL with a password would be kept; use api_key_env", param_hint="--judge")
-        judges[name] = url
     given = {
         "sandbox": values["sandbox"],
         "rootfs": values["rootfs"],
