@@ -361,13 +361,14 @@ async def test_never_more_at_once_than_asked_for(tmp_path: Path, folder: Path) -
             living.append(setting.provider.living)
             return await super()._play(call)
 
-    setting = working(folder, Counting(slow_s=0.01), concurrency=3)
+    setting = working(folder, Counting(slow_s=0.05), concurrency=3)
     with opened(folder, run_settings(dataset)) as run:
         await collect(run, setting)
-        assert max(living) == 3
+        assert 1 < max(living) <= 3
         living.clear()
         await regrade(run, setting)
-    assert max(living) == 3
+    # How many meet is the machine's affair; never more than were asked for.
+    assert 1 < max(living) <= 3
 
 
 async def test_more_rollouts_are_added_to_a_run_and_another_agent_is_not(dataset: Path, folder: Path) -> None:
