@@ -13,6 +13,7 @@ from .faults import StoreUnusable
 from .history import attempts_at, find_answer, find_trajectory, verdicts_of
 from .holding import StoreHeld
 from .migrations import Form
+from .mixing import GradedBy, mixed_tasks
 from .rows import Answer, Attempt, Change, Claim, Command, Exported, Identity, Kept, KeptVerdict, Outcome, Run
 from .snapshots import Snapshot, Snapshots
 from .states import BUDGET, STATES, is_recoverable
@@ -44,6 +45,7 @@ __all__ = [
     "Database",
     "Exported",
     "Form",
+    "GradedBy",
     "Histogram",
     "Identity",
     "Kept",
@@ -71,6 +73,7 @@ __all__ = [
     "identities",
     "is_recoverable",
     "metric_means",
+    "mixed_tasks",
     "open_database",
     "open_store",
     "outcomes",

@@ -80,7 +80,10 @@ class Database:
 
     async def write(self, work: Work[T]) -> T:
         """`submit`, and wait. Whoever is cancelled while waiting does not undo the write."""
-        return await asyncio.shield(asyncio.wrap_future(self.submit(work)))
+        made = asyncio.wrap_future(self.submit(work))
+        # A write that fails when whoever waited is gone has nobody to tell.
+        made.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        return await asyncio.shield(made)
 
     def read_now(self, work: Work[T]) -> T:
         """What `work` makes of one consistent state of the rows. Blocks. Raises as `submit` does."""

@@ -6,8 +6,10 @@ holds a shared lock on it; one that is locked is never removed. Everything here 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,6 +20,8 @@ from assay.workspaces import remove_tree, scratch_folder
 
 _PER_ENTRY: Final = 4096
 """Bytes that a file, folder or link takes beside its content."""
+_SHARE: Final = 20
+"""A twentieth of the room may come in between two looks at what is there."""
 
 
 class UnpackedWorkspaces:
@@ -27,6 +31,9 @@ class UnpackedWorkspaces:
         """`folder` is made when the first workspace comes."""
         self._folder = folder
         self._most = most_bytes
+        self._lock = threading.Lock()
+        # Looking at every entry for each that comes in would cost the more, the more there are.
+        self._unseen = most_bytes
 
     @contextmanager
     def room(self) -> Iterator[Path]:
@@ -39,15 +46,21 @@ class UnpackedWorkspaces:
         """Take a finished folder over, which lies in a `room`; older ones make place for it."""
         entry = workspace.parent / f"entry-{workspace.name}"
         entry.mkdir(0o700)
-        (entry / "size").write_text(str(size + entries * _PER_ENTRY))
+        size += entries * _PER_ENTRY
+        (entry / "size").write_text(str(size))
         workspace.rename(entry / "workspace")
         place = self._folder / check_digest(digest)
         try:
             entry.rename(place)
-        except OSError:
-            # Somebody else was first.
-            if not place.exists():
+        except OSError as error:
+            # Somebody else was first. That may be gone again by now: whoever needs it unpacks it again.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
+        with self._lock:
+            self._unseen += size
+            if self._unseen < self._most // _SHARE:
+                return
+            self._unseen = 0
         self._make_place(place)
 
     @contextmanager
@@ -60,10 +73,7 @@ class UnpackedWorkspaces:
             yield None
             return
         try:
-            with suppress(OSError):
-                # A filesystem without locks: nobody else should remove what is in use.
-                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            if not _is(entry, descriptor):
+            if _is_being_removed(descriptor) or not _is(entry, descriptor):
                 yield None
                 return
             with suppress(OSError):
@@ -75,8 +85,10 @@ class UnpackedWorkspaces:
     def _make_place(self, newest: Path) -> None:
         entries = sorted(self._entries())
         total = sum(size for _, size, _ in entries)
+        # What comes in before the next look has room, too.
+        enough = self._most - self._most // _SHARE
         for _, size, entry in entries:
-            if total <= self._most:
+            if total <= enough:
                 return
             # The newest stays, however large: whoever made it is about to use it.
             if entry != newest and self._remove(entry):
@@ -107,6 +119,18 @@ class UnpackedWorkspaces:
         finally:
             os.close(descriptor)
         return True
+
+
+def _is_being_removed(descriptor: int) -> bool:
+    """Whether somebody removes it now; else it is kept from being removed while the descriptor is open."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        # A filesystem without locks: nobody else should remove what is in use.
+        return False
+    return False
 
 
 def _is(entry: Path, descriptor: int) -> bool:

@@ -15,8 +15,8 @@ T = TypeVar("T")
 Tell = Callable[[str], None]
 
 
-def run(work: Callable[[Tell], Awaitable[T]]) -> T:
-    """Run `work` to its end, showing what it tells on a terminal's stderr.
+def run(work: Callable[[Tell], Awaitable[T]], *, quiet: bool = False) -> T:
+    """Run `work` to its end, showing what it tells on a terminal's stderr. `quiet`: it shows its progress itself.
 
     Ctrl-C and SIGTERM cancel it, so that its sandboxes are killed and its folders removed, and end with 130 and 143. A
     `WrongArgument` is wrong usage: exit code 2.
@@ -38,7 +38,7 @@ def run(work: Callable[[Tell], Awaitable[T]]) -> T:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
         return await work(tell)
 
-    with _progress() as tell:
+    with _progress(quiet) as tell:
         try:
             return asyncio.run(supervised())
         except asyncio.CancelledError:
@@ -64,8 +64,8 @@ def run_blocking(work: Callable[[Tell], T]) -> T:
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Tell]:
-    if not sys.stderr.isatty():
+def _progress(quiet: bool = False) -> Iterator[Tell]:
+    if quiet or not sys.stderr.isatty():
         yield lambda _: None
         return
     from rich.console import Console

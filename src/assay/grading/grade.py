@@ -46,7 +46,7 @@ _MODES = ("separate", "shared")
 class _Given:
     """What there is to grade, before it is captured."""
 
-    workspace: Folder | None
+    workspace: Folder | FailureEvent | None
     root: Path | None
     response: dict[str, Any] | None
     trajectory: Path | None
@@ -64,7 +64,7 @@ class _Means:
 
 async def grade(
     task: Task | Path | str,
-    workspace: Folders,
+    workspace: Folders | FailureEvent,
     response: Mapping[str, Any] | str | None = None,
     *,
     task_data: Mapping[str, Any] | None = None,
@@ -87,7 +87,8 @@ async def grade(
         task: a task, or its folder.
         workspace: the folder the agent worked in; None for the untouched environment. For a multi-step task: a folder with
             one folder for each step, as it was when the step ended, by the step's name; or a mapping of these names to
-            folders. In shared mode it may be None: then the workdir is what the filesystem has there.
+            folders. In shared mode it may be None: then the workdir is what the filesystem has there. A `FailureEvent`: why
+            what the agent left could not be captured; it is judged as if it had come up now.
         response: the agent's final response: a Responses API object, or plain text. Every step is given the same.
         task_data: fields merged over the task's own.
         trajectory: a file that the verifier sees as `/logs/agent/trajectory.json`.
@@ -165,7 +166,7 @@ async def grade(
     return combined_verdict(loaded, verdicts, began)
 
 
-async def _grade_step(job: Job, workspace: Folders, given: _Given, means: _Means) -> Verdict:
+async def _grade_step(job: Job, workspace: Folders | FailureEvent, given: _Given, means: _Means) -> Verdict:
     """One step, on its own part of what there is to grade."""
     name = job.step or ""
     if isinstance(workspace, Mapping) and name not in workspace:
@@ -174,7 +175,9 @@ async def _grade_step(job: Job, workspace: Folders, given: _Given, means: _Means
         )
         return failed_verdict(missing, job.task, sandbox=job.provider.name)
     if isinstance(workspace, Mapping):
-        own: Folder | None = workspace[name]
+        own: Folder | FailureEvent | None = workspace[name]
+    elif isinstance(workspace, FailureEvent):
+        own = workspace
     else:
         own = Path(workspace) / name if workspace is not None else None
     return await _grade_one(
@@ -279,6 +282,8 @@ async def _grade_one(job: Job, given: _Given, means: _Means) -> Verdict:
 
 
 async def _capture(job: Job, given: _Given, folder: Path) -> tuple[Answer, tuple[Found, ...]]:
+    if isinstance(given.workspace, FailureEvent):
+        raise given.workspace
     root, workspace = None, None
     dropped: tuple[Found, ...] = ()
     if given.root is not None:

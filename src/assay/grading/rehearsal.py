@@ -1,4 +1,4 @@
-"""Answers whose worth is known, made afresh: what the agent was given, and what the task's own solution makes of it."""
+"""Answers made afresh in sandboxes: what an agent was given, what the task's own solution or any other actor makes of it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 from assay.failures import FailureEvent
 from assay.sandbox import Ended, Mount, ReadOnly, Sandbox, Writable
@@ -35,22 +36,61 @@ def is_solvable(job: Job) -> bool:
     return all(view.solution is not None for view in job.steps or (job.task,))
 
 
-async def rehearse(job: Job, *, solve: bool) -> AsyncGenerator[Answer, None]:
+class Actor(Protocol):
+    """Whoever works on a task in its agent's sandbox. One for each performance: it may remember."""
+
+    def mounts(self, view: Task, place: Path) -> tuple[Mount, ...]:
+        """What it needs beside the workspace; `place` is an empty folder of ours for it. Blocks."""
+        ...
+
+    async def act(self, sandbox: Sandbox, view: Task, workdir: str, env: dict[str, str]) -> Said:
+        """Do the work. Raises `FailureEvent` when what it left is not to be an answer."""
+        ...
+
+
+class Said(NamedTuple):
+    """What an actor leaves beside the workspace."""
+
+    response: dict[str, Any] | None = None
+    trajectory: Path | None = None
+    """A file of ours, in the actor's `place`."""
+
+
+class Solution:
+    """The task's own solution as an actor, with the response that the task ships for it."""
+
+    def mounts(self, view: Task, place: Path) -> tuple[Mount, ...]:
+        """See `Actor.mounts`."""
+        stage_solution(view, place)
+        return ReadOnly(place, "/solution"), Writable("/logs/agent")
+
+    async def act(self, sandbox: Sandbox, view: Task, workdir: str, env: dict[str, str]) -> Said:
+        """See `Actor.act`. What the script's exit code says is not asked: the verifier judges what it left."""
+        own = resolve_env(view.config.solution.env, f"{view.folder}/task.toml: [solution.env]")
+        limit_s = view.config.agent.timeout_sec or DEFAULT_SOLUTION_S
+        await _run(sandbox, "/solution/solve.sh", workdir, env | own, limit_s)
+        return Said(solution_response(view))
+
+
+def rehearse(job: Job, *, solve: bool) -> AsyncGenerator[Answer, None]:
+    """What `perform` yields for the task's own solution, or without `solve` for nobody: the untouched environment."""
+    return perform(job, Solution() if solve else None)
+
+
+async def perform(job: Job, actor: Actor | None) -> AsyncGenerator[Answer, None]:
     """The answer after each step up to the job's own, in order; for a single-step task the one.
 
-    The untouched environment; with `solve` what the task's own solution, or each step's in turn on the same workdir, leaves,
-    with the response that the task ships for it. What a script's exit code says is not asked: the verifier judges what it
-    left. Each answer is valid until the next is asked for. Raises `FailureEvent` when a sandbox could not be had or was lost,
-    what was left cannot be captured, or the healthcheck before a step's solution does not hold.
+    The untouched environment; with an actor what that leaves, in each step in turn on the same workdir, and what it said.
+    Each answer is valid until the next is asked for. Raises `FailureEvent` when a sandbox could not be had or was lost,
+    what was left cannot be captured, or the healthcheck before a step's work does not hold; and what the actor raises.
     """
     with scratch_folder("rehearsal") as folder:
         state = await asyncio.to_thread(_begin, job, folder)
         for number, view in enumerate(job.steps or (job.task,)):
             place = folder / str(number)
             place.mkdir()
-            state = await _play(job, view, state, place, solve=solve)
-            response = solution_response(view) if solve else None
-            yield Answer(state.workspace, response, root=state.root)
+            state = await _play(job, view, state, place, actor)
+            yield state
 
 
 @asynccontextmanager
@@ -93,8 +133,8 @@ def _begin(job: Job, folder: Path) -> Answer:
     return Answer(workspace, root=root)
 
 
-async def _play(job: Job, view: Task, state: Answer, place: Path, *, solve: bool) -> Answer:
-    """One step: what it adds to the workdir, its setup, its healthcheck, its solution."""
+async def _play(job: Job, view: Task, state: Answer, place: Path, actor: Actor | None) -> Answer:
+    """One step: what it adds to the workdir, its setup, its healthcheck, the actor's work."""
     root, workspace = state.root, state.workspace
     setup = False
     if view.step is not None:
@@ -103,13 +143,14 @@ async def _play(job: Job, view: Task, state: Answer, place: Path, *, solve: bool
         workdir = workspace or (find_inside(root, job.workdir) if root is not None else None)
         if workdir is not None:
             await asyncio.to_thread(_lay_over, additions, workdir)
-    if not solve and not setup:
+    if actor is None and not setup:
         return state
+    said = Said()
     mounts: list[Mount] = [Writable(job.workdir, on_disk=True)] if workspace is not None else []
-    if solve:
-        scripts = place / "solution"
-        await asyncio.to_thread(stage_solution, view, scripts)
-        mounts += [ReadOnly(scripts, "/solution"), Writable("/logs/agent")]
+    if actor is not None:
+        own = place / "actor"
+        own.mkdir()
+        mounts += await asyncio.to_thread(actor.mounts, view, own)
     user = view.config.agent.user
     sandbox = await job.provider.create(agent_spec(job, tuple(mounts), root, user))
     env = agent_environment(job, view, root, user)
@@ -118,12 +159,10 @@ async def _play(job: Job, view: Task, state: Answer, place: Path, *, solve: bool
             await sandbox.put(workspace, job.workdir)
         if setup:
             await _run(sandbox, f"{job.workdir}/{SETUP}", job.workdir, env, DEFAULT_SOLUTION_S)
-        if solve:
+        if actor is not None:
             if view.step is not None and view.step.config.healthcheck is not None:
                 await check_health(job, sandbox, view.step.config.healthcheck)
-            env |= resolve_env(view.config.solution.env, f"{view.folder}/task.toml: [solution.env]")
-            limit_s = view.config.agent.timeout_sec or DEFAULT_SOLUTION_S
-            await _run(sandbox, "/solution/solve.sh", job.workdir, env, limit_s)
+            said = await actor.act(sandbox, view, job.workdir, env)
         if workspace is not None:
             left = await sandbox.get(job.workdir)
             workspace = place / "workspace"
@@ -132,7 +171,7 @@ async def _play(job: Job, view: Task, state: Answer, place: Path, *, solve: bool
         await sandbox.close()
     if root is not None:
         await asyncio.to_thread(clear_mount_points, root)
-    return Answer(workspace, root=root)
+    return Answer(workspace, said.response, said.trajectory, root)
 
 
 async def _run(sandbox: Sandbox, script: str, cwd: str, env: dict[str, str], limit_s: float) -> None:
