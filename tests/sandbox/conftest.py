@@ -8,13 +8,22 @@ import shutil
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from assay.sandbox import Sandbox, SandboxSpec, get_provider
 from assay.sandbox.bubblewrap import BubblewrapProvider
+from assay.sandbox.machine import usable_hierarchy
 
 Make = Callable[..., Awaitable[Sandbox]]
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    found = usable_hierarchy()
+    real = "none here that this user may use" if found is None else f"version {found.version}, the kernel's own"
+    recorded = "" if found is not None and found.version == 2 else "; version 2 from a recorded layout alone"
+    terminalreporter.write_line(f"control groups: {real}{recorded}")
 
 
 @pytest.fixture
