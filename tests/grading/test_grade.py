@@ -10,7 +10,7 @@ import pytest
 from assay.failures import FailureEvent
 from assay.grading import Verdict, grade
 from assay.sandbox import Capability, Ended, ExecResult, Overlay
-from assay.sandbox.testing import Call, FakeProvider
+from assay.sandbox.testing import Call, FakeProvider, FakeSandbox
 from assay.tasks import load_task
 from commands import make_task
 
@@ -373,3 +373,34 @@ async def test_every_field_of_a_verdict_is_documented(judge: Callable[..., objec
     verdict = await judge(Script(["1"]))  # type: ignore[misc]
     page = (Path(__file__).resolve().parent.parent.parent / "docs" / "verdict.md").read_text()
     assert [name for name in verdict.to_dict() if f"`{name}`" not in page] == []
+
+
+@pytest.mark.parametrize("mode", ["stateless", "unsupported"])
+async def test_what_fails_once_the_verifier_was_started_has_started_it(
+    tmp_path: Path, task: Path, judge: Callable[..., object], mode: str
+) -> None:
+    """Whoever may not run it twice must be told, however it was lost."""
+    (task / "task.toml").write_text(f'schema_version = "1.4"\n[assay]\nreverify_mode = "{mode}"\n')
+    lost = FailureEvent("provider_unavailable", "the processes of a sandbox did not die")
+    script = Script([lost, "0.5"])
+    verdict = await judge(script)  # type: ignore[misc]
+    if mode == "stateless":
+        assert (verdict.reward, script.looks) == (0.5, 2)
+    else:
+        assert (verdict.reward, script.looks, verdict.caused_by) == (None, 1, "infrastructure")
+        assert verdict.ended is not None
+
+
+async def test_a_sandbox_that_cannot_be_closed_costs_no_reward_that_was_read(
+    tmp_path: Path, task: Path, judge: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = FakeSandbox.close
+
+    async def fails(self: FakeSandbox) -> None:
+        await closed(self)
+        raise FailureEvent("provider_unavailable", "the control group of a dead sandbox could not be removed")
+
+    monkeypatch.setattr(FakeSandbox, "close", fails)
+    script = Script(["0.5", "1"])
+    verdict = await judge(script)  # type: ignore[misc]
+    assert (verdict.reward, verdict.failure, script.looks) == (0.5, None, 1)

@@ -238,3 +238,12 @@ async def test_logs_are_kept_for_each_step(tmp_path: Path) -> None:
 async def test_workspaces_by_step_need_steps(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no steps"):
         await judge(tmp_path, make_bash_task(tmp_path / "task", "true"), {"a": tmp_path})
+
+
+async def test_a_step_that_could_not_start_hides_no_step_that_ran(tmp_path: Path) -> None:
+    """Whoever may not run a verifier twice must be told that one of them ran."""
+    task = make_steps(tmp_path / "task", ["one", "two"])
+    verdict = await judge(tmp_path, task, {"one": make_workspaces(tmp_path / "w", {"one": "1"}) / "one"})
+    assert verdict.failure is not None
+    assert "two" in verdict.failure["reason"]
+    assert verdict.ended == {"how": "exited", "code": 0, "signal": None}

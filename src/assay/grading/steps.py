@@ -97,6 +97,8 @@ def combined_verdict(task: Task, verdicts: Sequence[Verdict], began: float) -> V
         proven=all(verdict.proven for verdict in verdicts),
         flaky=any(verdict.flaky for verdict in verdicts),
         evidence=None,
+        # Whether any code of a verifier ran, for whoever may not run it twice.
+        ended=shown.ended or next((verdict.ended for verdict in reversed(verdicts) if verdict.ended is not None), None),
         caused_by=blamed.caused_by if blamed is not None else None,
         failure=blamed.failure if blamed is not None else None,
         timing=Timing(

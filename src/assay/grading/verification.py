@@ -71,6 +71,8 @@ async def verify_once(job: Job, answer: Answer, logs: Path | None = None) -> Obs
     `test-stdout.txt`), whatever happened.
     """
     began = time.monotonic()
+    begun: Run | None = None
+    seen: Observation | None = None
     try:
         async with contextlib.AsyncExitStack() as stack:
             own = stack.enter_context(scratch_folder("verification", later=True))
@@ -90,6 +92,8 @@ async def verify_once(job: Job, answer: Answer, logs: Path | None = None) -> Obs
             prepared = time.monotonic()
             if broker is not None:
                 broker.begin(job.limit_s)
+            # From here on its code may have run, whatever else goes wrong.
+            begun = Run(ended={"how": "unknown", "code": None, "signal": None})
             result = await sandbox.exec(
                 argv,
                 cwd=verifier_workdir(job.task, job.workdir),
@@ -105,15 +109,22 @@ async def verify_once(job: Job, answer: Answer, logs: Path | None = None) -> Obs
             seen = await asyncio.to_thread(_read_whatever, job, result, written, heard, logs, beside_s)
             if broker is not None:
                 seen = with_broker(seen, broker)
-    except OSError as error:
-        # The host's own disk, descriptors or processes: nothing the task or the answer can be blamed for.
-        failure = FailureEvent("provider_unavailable", f"the verification could not be prepared: {error}")
-        return not_graded(Standing.INFRASTRUCTURE, failure, timing=Timing(total_s=time.monotonic() - began))
-    except FailureEvent as failure:
-        return not_graded(standing_of(failure), failure, timing=Timing(total_s=time.monotonic() - began))
+    except (OSError, FailureEvent) as error:
+        if seen is None:
+            return _not_verified(error, begun, time.monotonic() - began)
+        # What was read stays read: the rest is this machine's own affair.
+        _log.warning("what a verification had on this machine could not be let go of: %s", error)
     done = time.monotonic()
     timing = Timing(0.0, prepared - began, ran - prepared, done - ran, done - began)
     return replace(seen, timing=timing)
+
+
+def _not_verified(error: OSError | FailureEvent, begun: Run | None, total_s: float) -> Observation:
+    if isinstance(error, FailureEvent):
+        return not_graded(standing_of(error), error, begun, Timing(total_s=total_s))
+    # The host's own disk, descriptors or processes: nothing the task or the answer can be blamed for.
+    failure = FailureEvent("provider_unavailable", f"the verification could not be prepared: {error}")
+    return not_graded(Standing.INFRASTRUCTURE, failure, begun, Timing(total_s=total_s))
 
 
 def standing_of(failure: FailureEvent) -> Standing:
