@@ -105,6 +105,8 @@ class SlotPool:
         with self._lock:
             self._growing = None
             if slot is not None:
+                # What stood in the way of another's start may have passed.
+                self._unusable.clear()
                 self._all.add(slot)
                 # Taken last: behind those that wait already.
                 self._idle.insert(0, slot)
