@@ -13,6 +13,7 @@ import os
 import shutil
 import stat
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -135,7 +136,7 @@ class Arena:
         self.record(attack, shown(attack, verdict))
         after = (print_of(task), print_of(answer), hidden.read_text())
         assert after == before[:3], "the task, the workspace or a hidden file was changed on the host"
-        left = living() - before[3]
+        left = await still_living(before[3])
         assert not (alone and left), f"left running: {left}"
         check(attack, verdict)
         return verdict
@@ -292,6 +293,14 @@ def living() -> set[int]:
     # The launcher's servers run no task code and wait for the next sandbox: what matters is what is left without them.
     close_idle()
     return {pid for pid in descendants(os.getpid()) if _state(pid) not in "ZX"}
+
+
+async def still_living(before: set[int]) -> set[int]:
+    """Processes that were not there before, and go on living: what was killed may take the kernel a moment."""
+    deadline = time.monotonic() + 5
+    while (left := living() - before) and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    return left
 
 
 def _state(pid: int) -> str:

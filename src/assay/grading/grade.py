@@ -311,5 +311,8 @@ async def _stoppable(work: Callable[..., Any], source: Path, into: Path) -> tupl
     except asyncio.CancelledError:
         stop.set()
         await asyncio.wait([running])
+        if not running.cancelled():
+            # That it was stopped: asked for, or it would be logged as lost.
+            running.exception()
         raise
     return dropped

@@ -99,7 +99,7 @@ def make_parts(spec: SandboxSpec, take: Callable[[contextlib.ExitStack], Tenant]
     with contextlib.ExitStack() as stack:
         try:
             tenant = take(stack)
-            folder = stack.enter_context(scratch_folder("sandbox", later=True))
+            folder = stack.enter_context(scratch_folder("sandbox"))
             base = _base(spec, tenant.uid, stack)
             found: dict[str, tuple[Path, bool]] = {}
             for number, mount in enumerate(spec.mounts):
