@@ -249,23 +249,21 @@ class Group:
                 self._used_much("memory.peak", "memory.max"),
             )
         usage = self._number("cpuacct", "cpuacct.usage")
+        # `memory.failcnt` stays 0 on newer kernels.
+        peak = self._number("memory", "memory.max_usage_in_bytes") or 0
+        limit = self._number("memory", "memory.limit_in_bytes")
         return Counters(
             self._table("memory", "memory.oom_control").get("oom_kill", 0),
-            int(self._reached_limit()),
+            # The peak may stop short of the limit by what one charge takes at once.
+            int(limit is not None and peak + _CHARGE_BYTES >= limit),
             self._table("pids", "pids.events").get("max", 0),
             None if usage is None else usage / 1e9,
-            self._used_much("memory.max_usage_in_bytes", "memory.limit_in_bytes"),
+            limit is not None and 2 * peak >= limit,
         )
 
     def _used_much(self, peak_file: str, limit_file: str) -> bool:
         peak, limit = self._number("memory", peak_file), self._number("memory", limit_file)
         return peak is not None and limit is not None and 2 * peak >= limit
-
-    def _reached_limit(self) -> bool:
-        # `memory.failcnt` stays 0 on newer kernels. The peak may stop short of the limit by what one charge takes at once.
-        peak = self._number("memory", "memory.max_usage_in_bytes")
-        limit = self._number("memory", "memory.limit_in_bytes")
-        return peak is not None and limit is not None and peak + _CHARGE_BYTES >= limit
 
     def begin(self) -> Counters:
         """What has been counted so far, where a command begins: what `counters` says more at its end, it did."""

@@ -55,7 +55,7 @@ class Run:
         self._ending: asyncio.Future[Ended | None] = asyncio.get_running_loop().create_future()
         self.lost = False
         """Whether its processes could not be proven dead."""
-        self._before = Counters()
+        self._before = self._after = Counters()
         self._cpu_s: float | None = None
         self._run_delay_s: float | None = None
 
@@ -206,14 +206,16 @@ class Run:
                 f"the processes of a sandbox (pid {launched.pid1}) did not die within {SETUP_S:g} s of SIGKILL; "
                 "they may be stuck in the kernel (a dead network file system?)",
             )
-        if group is not None and (used := group.counters().cpu_s) is not None:
-            self._cpu_s = used - (self._before.cpu_s or 0.0)
+        if group is not None:
+            self._after = group.counters()
+            if self._after.cpu_s is not None:
+                self._cpu_s = self._after.cpu_s - (self._before.cpu_s or 0.0)
 
     def _result(self, launched: Launched, sinks: list[Sink], fault: str | None, wall_s: float) -> ExecResult:
         stdout = sinks[0].kept
         stderr = sinks[1].kept if len(sinks) > 1 else b""
         how = self._ending.result() if self._ending.done() else None
-        after = self._request.group.counters() if self._request.group is not None else Counters()
+        after = self._after
         killed_for_memory = after.oom_kills > self._before.oom_kills
         own_limit = after.limit_hits > self._before.limit_hits
         limits_hit = [
