@@ -162,10 +162,21 @@ async def test_and_by_itself_it_is_a_failure(judged: Judged) -> None:
 )
 async def test_a_judge_that_there_is_not_is_no_fault(judged: Judged, judge: AskJudge | None, said: str) -> None:
     """Whoever got hold of the socket may ask for it: that must not mask a verdict."""
-    verdict = await judged(SWALLOWS, judge)
+    hidden = SWALLOWS.replace("ask_judge('?')", "globals()['ask_' + 'judge']('?')")
+    verdict = await judged(hidden, judge)
     assert (verdict.reward, verdict.failure) == (0.0, None)
     assert verdict.log_tail.startswith("RuntimeError ask_judge: ")
     assert said in verdict.log_tail
+
+
+@pytest.mark.parametrize("body", [SWALLOWS, TELLS])
+async def test_without_any_judge_a_verifier_that_asks_one_grades_nobody(judged: Judged, body: str) -> None:
+    """To forget `--judge` must not become a zero that trains, however well the verifier is known to work."""
+    verdict = await judged(body, None, control=True)
+    assert (verdict.status, verdict.reward, verdict.caused_by) == ("failed", None, "infrastructure")
+    assert verdict.failure is not None
+    assert verdict.failure["kind"] == "judge_failed"
+    assert "--judge NAME=URL" in verdict.failure["reason"]
 
 
 async def test_a_judge_that_takes_all_the_time_is_at_fault(judged: Judged) -> None:

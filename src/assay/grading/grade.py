@@ -141,6 +141,14 @@ async def grade(
             warm=warm,
             judge=judge,
         )
+        if judge is None and loaded.asks_judge:
+            # Found here and not when it asks: there it would look like a verifier that the submission broke.
+            raise FailureEvent(
+                "judge_failed",
+                f"the verifier of {loaded.id} asks a judge, and none was given: name one with --judge NAME=URL, or as "
+                "[assay.judges.NAME] in dataset.toml",
+                stage="admission",
+            )
         for folder in bases_of(jobs):
             kept.enter_context(held(folder))
     except FailureEvent as failure:

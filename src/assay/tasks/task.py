@@ -12,6 +12,7 @@ from assay.tasks.config import UnknownKey
 from assay.tasks.digest import solution_digest, task_digest, verifier_digest
 from assay.tasks.source import Source
 from assay.tasks.tables import AssaySettings, StepTable, TaskConfig
+from assay.tasks.tree import Entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,17 @@ class Task:
     def solution_digest(self) -> str:
         """`sha256:…` over the task's own solution; it is in neither of the other two."""
         return solution_digest(self.source)
+
+    @cached_property
+    def asks_judge(self) -> bool:
+        """Whether the code of its verifier, or of a step's, names `ask_judge`."""
+        files = [entry for entry in self.source.entries("tests") if entry.path.endswith(".py")]
+        files += [
+            entry for entry in self.source.entries("steps") if entry.path.endswith(".py") and "/tests/" in entry.path
+        ]
+        if self.verifier.origin == "dataset":
+            files.append(Entry("verifier.py", "file", self.verifier.path))
+        return any(entry.kind == "file" and b"ask_judge" in entry.read() for entry in files)
 
     @property
     def wants_network(self) -> bool:
