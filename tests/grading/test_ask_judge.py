@@ -173,7 +173,7 @@ async def test_a_judge_that_there_is_not_is_no_fault(judged: Judged, judge: AskJ
 async def test_without_any_judge_a_verifier_that_asks_one_grades_nobody(judged: Judged, body: str) -> None:
     """To forget `--judge` must not become a zero that trains, however well the verifier is known to work."""
     verdict = await judged(body, None, control=True)
-    assert (verdict.status, verdict.reward, verdict.caused_by) == ("failed", None, "infrastructure")
+    assert (verdict.status, verdict.reward, verdict.caused_by) == ("failed", None, None)
     assert verdict.failure is not None
     assert verdict.failure["kind"] == "judge_failed"
     assert "--judge NAME=URL" in verdict.failure["reason"]
