@@ -168,6 +168,14 @@ def test_what_becomes_of_a_call(script: list[faults.Fault], waits: list[float], 
     assert ended.__cause__ is not None
 
 
+@pytest.mark.parametrize("reply", [{"choices": [{"message": {"content": "[" * 100_000}}]}, b"[" * 100_000])
+def test_a_reply_that_is_nested_too_deeply_cannot_be_read(reply: Any) -> None:
+    ended, waits, _ = asked([says(reply)], CHAT, json.loads)
+    assert isinstance(ended, JudgeError)
+    assert (ended.kind, waits) == ("judge_unparseable", [])
+    assert "recursion" in ended.reason
+
+
 def test_a_key_never_enters_a_reason() -> None:
     ended, _, _ = asked(
         [says(b"bad key sk-abcdefghijklmnopqrstuvwxyz", 401)], CHAT, api_key="sk-abcdefghijklmnopqrstuvwxyz"

@@ -145,6 +145,11 @@ async def test_what_an_unreadable_reply_is_worth_is_the_verifiers_to_say(judged:
     assert (verdict.reward, verdict.failure) == (0.25, None)
 
 
+async def test_a_reply_that_is_no_text_is_unreadable(judged: Judged) -> None:
+    verdict = await judged(UNREADABLE_IS_WRONG, Judge("half a character: \ud83d"))
+    assert (verdict.reward, verdict.failure) == (0.25, None)
+
+
 async def test_and_by_itself_it_is_a_failure(judged: Judged) -> None:
     verdict = await judged(TELLS, Judge(UNREADABLE))
     assert verdict.failure is not None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from assay.grading import grade, staging
+from assay.grading import WrongArgument, grade, staging
+from assay.grading.arguments import is_large
 from assay.sandbox import ReadOnly, get_provider
 from assay.sandbox.testing import Call, FakeProvider
 from assay.tasks import load_task
@@ -18,6 +20,7 @@ from commands import make_task
 # The inode of what is mounted at /tests, and what the verifier was given.
 SEES = """
 import os
+import threading
 
 def verify(workspace, task_data, response=None):
     shared = os.stat(os.path.dirname(__file__)).st_ino
@@ -149,3 +152,50 @@ def test_a_forked_child_has_no_claim_on_its_parents_folders(shelf: staging._Shel
     if child == 0:
         os._exit(0 if staging._shelf is not shelf else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize(("zeros", "beside"), [(0, False), (300_000, True)])
+async def test_a_large_response_is_written_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zeros: int, beside: bool
+) -> None:
+    threads = []
+    written = staging.json_file
+
+    def write(value: Any, what: str) -> bytes:
+        threads.append(threading.current_thread())
+        return written(value, what)
+
+    monkeypatch.setattr(staging, "json_file", write)
+    seen = await metrics(tmp_path, make_task(tmp_path / "task", SEES), " " * zeros + "7")
+    assert seen["said"] == 7
+    assert [thread is not threading.current_thread() for thread in threads] == [beside]
+
+
+ITSELF: list[object] = []
+ITSELF.append(ITSELF)
+
+
+@pytest.mark.parametrize(
+    ("value", "large"),
+    [
+        (None, False),
+        ({"a": [1, 2.5, "x" * 1000, None]}, False),
+        (["x"] * 1000, False),
+        ("x" * 300_000, True),
+        ({"a": [{"b": "x" * 300_000}]}, True),
+        ({"x" * 300_000: 1}, True),
+        ([[]] * 20_000, True),
+        ({str(number): {} for number in range(20_000)}, True),
+        (ITSELF, True),
+    ],
+)
+def test_what_takes_long_to_write_as_json(value: object, large: bool) -> None:
+    assert is_large(value) is large
+
+
+@pytest.mark.parametrize("padding", ["", "x" * 300_000])
+@pytest.mark.parametrize("value", [float("nan"), {1, 2}, ITSELF, 1 + 2j])
+async def test_what_is_no_json_is_refused_however_large(tmp_path: Path, padding: str, value: object) -> None:
+    task = make_task(tmp_path / "task", SEES)
+    with pytest.raises(WrongArgument, match="task_data must be JSON: "):
+        await grade(task, None, task_data={"padding": padding, "value": value}, state=tmp_path / "state")

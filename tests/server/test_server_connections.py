@@ -110,6 +110,26 @@ async def test_one_request_after_the_other_on_one_connection(dataset: Path, tmp_
     assert server.grader.visits == {"a": 5}
 
 
+async def test_the_body_of_a_request_that_came_right_behind_another_is_no_head(dataset: Path, tmp_path: Path) -> None:
+    body = b'{"answer": "b", "padding": "' + b"x" * 5000 + b'"}'
+    head = b"POST /verify HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    async with (
+        served(dataset, state=tmp_path / "state", limits=Limits(header_bytes=1000)) as server,
+        connected(server) as (reader, writer),
+    ):
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" + head)
+        assert (await reply(reader)).startswith(b"HTTP/1.1 200")
+        for start in range(0, len(body), 2000):
+            writer.write(body[start : start + 2000])
+            await writer.drain()
+            await asyncio.sleep(0)
+        assert (await reply(reader)).startswith(b"HTTP/1.1 200")
+        # And the head after it is bounded as any other.
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 2000)
+        assert (await rest(reader)).startswith(b"HTTP/1.1 431")
+    assert server.grader.visits == {"b": 1}
+
+
 async def test_a_refusal_in_the_middle_of_a_body_leaves_the_connection_usable(dataset: Path, tmp_path: Path) -> None:
     async with (
         served(dataset, state=tmp_path / "state", limits=Limits(body_bytes=1000)) as server,

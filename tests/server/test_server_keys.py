@@ -301,6 +301,23 @@ async def test_what_is_forgotten(
     assert (await keys.verdict("old") is not None) == kept_verdict
     assert (await keys.find("client", "cut") is not None) == (age_s < KEPT_S)
     assert [await keys.verdict(f"v{n}") for n in range(3)] == ["{}"] * 3
+    assert len(keys._there) == kept_key + (age_s < KEPT_S)
+    await keys.aclose()
+
+
+async def test_a_key_that_begins_anew_while_its_old_self_is_forgotten_is_known(tmp_path: Path) -> None:
+    now = 1e9
+    keys = KeyStore(*_parts(open_keys(tmp_path / "keys.sqlite")), clock=lambda: now)
+    for name in ("again", "old"):
+        await keys.finish(key_of(name), name, "{}", b"")
+    now += KEPT_S + 1
+    pruning = asyncio.ensure_future(keys.prune())
+    # The write that forgets is handed over; the one that begins comes after it.
+    await asyncio.sleep(0)
+    await asyncio.gather(pruning, keys.start(key_of("again")))
+    found = [await keys.find("client", name) for name in ("again", "old")]
+    assert found[0] is not None
+    assert (found[0].verdict, found[1], len(keys._there)) == (None, None, 1)
     await keys.aclose()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -249,17 +250,23 @@ async def test_a_bug_is_said_to_be_one_and_a_run_that_may_not_be_repeated_is_not
     assert (first.status, b"oops" in first.body) == (500, False)
     assert "oops" in caplog.text
     assert (second.status, second.json()["failure_kind"], server.grader.visits) == (200, "session_lost", {"a": 1})
+    assert "the server stopped, or failed" in second.json()["failure_reason"]
 
 
-async def test_a_failure_before_the_sandbox_is_a_masked_row(counting: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "error", [FailureEvent("provider_unavailable", "the disk is full"), OSError(errno.ENOSPC, "the disk is full")]
+)
+async def test_a_failure_before_the_sandbox_is_a_masked_row(counting: Path, tmp_path: Path, error: Exception) -> None:
     def full(*_: object) -> float:
-        raise FailureEvent("provider_unavailable", "the disk is full")
+        raise error
 
     async with served(counting, ScriptedGrader(full), state=tmp_path / "state") as server:
         first = await server.verify("k", answer="a")
         second = await server.verify("k", answer="a")
     assert (first.status, first.json()["failure_kind"], second.body) == (200, "provider_unavailable", first.body)
+    assert "the disk is full" in first.json()["failure_reason"]
     assert first.json()["verdict"]["caused_by"] == "infrastructure"
+    assert server.grader.visits == {"a": 1}
 
 
 async def test_a_store_that_fails_gives_no_verdict_and_no_false_one(

@@ -71,7 +71,7 @@ def _seconds(name: str, default: float, what: str) -> Callable[[F], F]:
 @_count("--queue", 2048, "Verifications that may wait.")
 @_count("--max-body", 64 * _MIB, "Bytes of one request.")
 @_count("--max-snapshot", 4096 * _MIB, "Bytes of one uploaded workspace.")
-@_count("--max-held", 1024 * _MIB, "Bytes of all requests together.")
+@_count("--max-held", 1024 * _MIB, "Bytes of all requests' bodies together, as they came.")
 @_count("--max-header", 16 * 1024, "Bytes of a request's head.")
 @_seconds("--head-timeout", 10.0, "Seconds for a request's head to come.")
 @_seconds("--body-timeout", 600.0, "Seconds for a request's body to come.")

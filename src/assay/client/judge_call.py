@@ -178,7 +178,7 @@ def _read(body: Any, path: str, check: Callable[[str], object] | None) -> JudgeR
             _count(usage, "completion_tokens", "output_tokens"),
             body,
         )
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise _failure(JUDGE_UNPARSEABLE, error, JudgeError) from error
 
 

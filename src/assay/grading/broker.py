@@ -203,7 +203,7 @@ class Broker:
         except TimeoutError:
             raise Refused("limit", f"a request must arrive within {self._request_s:g} s") from None
         if isinstance(ask, JudgeAsk):
-            text = (await self._unless_hung_up(wire, judged)).encode()
+            text = await self._unless_hung_up(wire, judged)
             return {"text_len": len(text)}, [text]
         if ask.memory_bytes is not None and Capability.MEMORY_LIMIT not in self._setting.provider.capabilities():
             self.unlimited_memory = True

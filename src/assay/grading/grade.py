@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ from assay.sandbox import Provider
 from assay.tasks import Task, as_response, load_task
 from assay.workspaces import Found, capture, scratch_folder
 
-from .arguments import WrongArgument, provider_of
+from .arguments import WrongArgument, provider_of, require_json
 from .bases import agent_filesystem
 from .decide import Evidence, Settled, decide
 from .evidence import EvidenceStore
@@ -115,7 +114,7 @@ async def grade(
     if response is not None and not isinstance(response, str | Mapping):
         raise WrongArgument(f"response must be a text or an object, got {type(response).__name__}")
     for name, value in (("response", response), ("task_data", task_data)):
-        _require_json(name, value)
+        await require_json(name, value)
     if trajectory is not None and not Path(trajectory).is_file():
         raise WrongArgument(f"trajectory: there is no file {trajectory}")
     if logs is not None:
@@ -245,13 +244,6 @@ def _digest(task: Task | None, name: str) -> str | None:
         return getattr(task, name, None)
     except (FailureEvent, OSError):
         return None
-
-
-def _require_json(name: str, value: object) -> None:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise WrongArgument(f"{name} must be JSON: {error}") from None
 
 
 def _make_logs(folder: Path) -> None:

@@ -71,8 +71,8 @@ class Judging:
             "judge_output_tokens": self._tokens[1],
         }
 
-    async def ask(self, judge: str, prompt: bytes, schema: bytes) -> str:
-        """The judge's reply. Raises `Refused`."""
+    async def ask(self, judge: str, prompt: bytes, schema: bytes) -> bytes:
+        """The judge's reply, in UTF-8. Raises `Refused`."""
         if self._ask is None:
             raise Refused("unsupported", "no judge is to be had: this verification was started without any")
         if self._calls >= CALLS_MAX:
@@ -102,9 +102,7 @@ class Judging:
             self._judged_s += time.monotonic() - began
         self._tokens[0] += judged.input_tokens
         self._tokens[1] += judged.output_tokens
-        if len(judged.text) > TEXT_MAX:
-            raise Refused("unparseable", f"the reply is longer than {TEXT_MAX} characters")
-        return judged.text
+        return _said(judged.text)
 
     def _refusal(self, failure: FailureEvent) -> Refused:
         if failure.kind == JUDGE_UNPARSEABLE:
@@ -120,6 +118,15 @@ def _text(prompt: bytes) -> str:
         return prompt.decode()
     except UnicodeDecodeError as error:
         raise Refused("malformed", f"the prompt is not UTF-8 text (byte {error.start})") from None
+
+
+def _said(reply: str) -> bytes:
+    if len(reply) > TEXT_MAX:
+        raise Refused("unparseable", f"the reply is longer than {TEXT_MAX} characters")
+    try:
+        return reply.encode()
+    except UnicodeEncodeError as error:
+        raise Refused("unparseable", f"the reply is not Unicode text (half a character at {error.start})") from None
 
 
 def _schema(content: bytes) -> Mapping[str, Any] | None:

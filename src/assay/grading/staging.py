@@ -21,6 +21,7 @@ from assay.tasks import StagedTests, canonical_json, json_file, stage_tests
 from assay.verifiers.compiled import COMPILED, compiled_files
 from assay.workspaces import process_folder, remove_tree
 
+from .arguments import is_large
 from .job import Job
 
 TESTS = "/tests"
@@ -111,7 +112,9 @@ async def laid_tests(job: Job, response: Mapping[str, Any] | None, own: Path) ->
         staged = await asyncio.to_thread(stage_tests, job.task, alone, task_data=dict(job.task_data), response=response)
         yield Laid(staged, (ReadOnly(alone, TESTS),), compiled=False)
         return
-    shelf, key = _shelf, _key(job, response)
+    shelf = _shelf
+    large = is_large(job.task_data)
+    key = await asyncio.to_thread(_key, job, response) if large else _key(job, response)
     folder = shelf.take(key)
     if folder is None:
         laying = asyncio.ensure_future(asyncio.to_thread(_lay, shelf, key, job, response))
@@ -124,11 +127,28 @@ async def laid_tests(job: Job, response: Mapping[str, Any] | None, own: Path) ->
         mounts = [ReadOnly(folder.path, TESTS)]
         if response is not None:
             file = own / "response.json"
-            file.write_bytes(json_file(response, "the response"))
+            if is_large(response):
+                await _written(file, response)
+            else:
+                _write(file, response)
             mounts.append(ReadOnly(file, f"{TESTS}/{folder.staged.response_path}"))
         yield Laid(folder.staged, tuple(mounts), compiled=folder.staged.is_shim)
     finally:
         shelf.give_back(key, folder)
+
+
+async def _written(file: Path, response: Mapping[str, Any]) -> None:
+    """Written in a thread, which has ended when this returns or is cancelled: the file's folder goes then."""
+    writing = asyncio.ensure_future(asyncio.to_thread(_write, file, response))
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        await asyncio.wait([writing])
+        raise
+
+
+def _write(file: Path, response: Mapping[str, Any]) -> None:
+    file.write_bytes(json_file(response, "the response"))
 
 
 def _not_needed(shelf: _Shelf, key: str, laying: asyncio.Future[_Folder]) -> None:

@@ -204,7 +204,7 @@ class Conductor:
             answer = found
         try:
             task = self._means.catalogue.find(one.task_id)
-            _, digest = await asyncio.to_thread(lambda: (task.verifier_digest, task.digest))
+            digest, *_ = await asyncio.to_thread(lambda: (task.digest, task.verifier_digest, task.solution_digest))
         except (FailureEvent, OSError) as error:
             self._skip(one, "the task cannot be read", str(error))
             return

@@ -112,7 +112,8 @@ class Catalogue:
             if seen != known.seen:
                 # The first look finds the task as it was loaded when the server started; it is read again all the same.
                 task = load_task(_place_of(known.task))
-                _ = task.digest, task.verifier_digest
+                # All of those that grading asks for: they read every file, and that is to happen here, in a thread.
+                _ = task.digest, task.verifier_digest, task.solution_digest
                 known.task, known.seen = task, seen
         except (TaskInvalid, FailureEvent, OSError) as error:
             reason = error.reason if isinstance(error, FailureEvent) else str(error)

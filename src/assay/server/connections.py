@@ -117,6 +117,8 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """See `httptools`."""
         super().on_message_begin()
+        # A head that came in one packet with the end of the request before it: what comes next is not the first of it.
+        self._between = False
         if not self._in_head:
             self._begin_head()
 

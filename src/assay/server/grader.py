@@ -11,9 +11,10 @@ from typing import Any, Final, Protocol
 from assay.client import judges_of
 from assay.grading import Verdict, grade
 from assay.sandbox import Provider
-from assay.workspaces import Unreadable, read_file, scratch_folder
+from assay.workspaces import Unreadable, read_file
 
 from .catalogue import Chosen
+from .threads import scratch
 
 LOG_MAX: Final = 256 * 1024
 """Bytes that are kept of one log: its end."""
@@ -57,7 +58,7 @@ class SandboxGrader:
         self, chosen: Chosen, workspace: Path | None, response: Mapping[str, Any] | str | None
     ) -> Graded:
         """See `Grader`."""
-        with scratch_folder("served") as folder:
+        async with scratch("served") as folder:
             verdict = await grade(
                 chosen.task,
                 workspace,

@@ -62,9 +62,9 @@ _FIND: Final = text(
     "LEFT JOIN verdicts ON verdicts.verdict_id = keys.verdict_id WHERE keys.client = :client AND keys.key = :key"
 )
 _LATEST: Final = "SELECT verdict_id FROM verdicts ORDER BY at DESC, verdict_id DESC LIMIT :most"
-_FORGET_KEYS: Final = text(
-    f"DELETE FROM keys WHERE at < :dead OR (at < :young AND verdict_id IS NOT NULL AND verdict_id NOT IN ({_LATEST}))"  # noqa: S608 - constants
-)
+_OLD: Final = f"at < :dead OR (at < :young AND verdict_id IS NOT NULL AND verdict_id NOT IN ({_LATEST}))"
+_OLD_KEYS: Final = text(f"SELECT client, key FROM keys WHERE {_OLD}")  # noqa: S608 - constants
+_FORGET_KEYS: Final = text(f"DELETE FROM keys WHERE {_OLD}")  # noqa: S608 - constants
 _FORGET_VERDICTS: Final = text(
     f"DELETE FROM verdicts WHERE (at < :dead OR verdict_id NOT IN ({_LATEST})) "  # noqa: S608 - constants
     "AND verdict_id NOT IN (SELECT verdict_id FROM keys WHERE verdict_id IS NOT NULL)"
@@ -115,6 +115,9 @@ class KeyStore:
         self._lock = lock
         self._clock = clock
         self._there = {_short(row.client, row.key) for row in database.rows(text("SELECT client, key FROM keys"))}
+        self._added: set[int] = set()
+        """What joined `_there` while old keys are being forgotten: it is in use again, whatever goes."""
+        self._pruning = False
         self._finished: list[_Finished] = []
         self._flushing: asyncio.Task[None] | None = None
 
@@ -134,7 +137,7 @@ class KeyStore:
     async def start(self, key: Key) -> None:
         """Keep that the run of a key starts; it is on disk when this returns. Raises `FailureEvent` (`persistence_failed`)."""
         row = _row(key, self._clock(), "started", None)
-        self._there.add(_short(key.client, key.key))
+        self._add(key)
         await self._database.write(lambda connection: connection.execute(_START, row))
 
     async def finish(self, key: Key | None, verdict_id: str, verdict: str, log: bytes) -> None:
@@ -144,7 +147,7 @@ class KeyStore:
         """
         one = _Finished(key, verdict_id, verdict, log, self._clock(), asyncio.get_running_loop().create_future())
         if key is not None:
-            self._there.add(_short(key.client, key.key))
+            self._add(key)
         self._finished.append(one)
         if self._flushing is None:
             self._flushing = asyncio.create_task(self._flush())
@@ -164,12 +167,19 @@ class KeyStore:
         """Forget what is too old, and verdicts beyond the latest `VERDICTS_MAX` that no key needs."""
         now = self._clock()
 
-        def forget(connection: Connection) -> None:
+        def forget(connection: Connection) -> set[int]:
             limits = {"most": VERDICTS_MAX, "dead": now - KEPT_S, "young": now - KEYS_KEPT_S}
+            old = {_short(row.client, row.key) for row in connection.execute(_OLD_KEYS, limits)}
             connection.execute(_FORGET_KEYS, limits)
             connection.execute(_FORGET_VERDICTS, limits)
+            return old
 
-        await self._database.write(forget)
+        self._pruning = True
+        try:
+            self._there -= await self._database.write(forget) - self._added
+        finally:
+            self._pruning = False
+            self._added.clear()
 
     async def aclose(self) -> None:
         """Write what was handed over, then let another process have the store."""
@@ -177,6 +187,12 @@ class KeyStore:
             await self._flushing
         await asyncio.to_thread(self._database.close)
         os.close(self._lock)
+
+    def _add(self, key: Key) -> None:
+        short = _short(key.client, key.key)
+        self._there.add(short)
+        if self._pruning:
+            self._added.add(short)
 
     async def _one(self, column: str, verdict_id: str) -> Any:
         statement = text(f"SELECT {column} FROM verdicts WHERE verdict_id = :verdict_id")  # noqa: S608 - a constant
@@ -248,5 +264,5 @@ def _row(key: Key, at: float, state: str, verdict_id: str | None) -> dict[str, o
 
 
 def _short(client: str, key: str) -> int:
-    """Enough to tell most keys apart: a set of millions of them must fit into memory."""
-    return int.from_bytes(hashlib.blake2b(f"{client}\0{key}".encode(), digest_size=8).digest(), "big")
+    """Enough to tell keys apart: a set of millions of them must fit into memory."""
+    return int.from_bytes(hashlib.blake2b(f"{client}\0{key}".encode(), digest_size=16).digest(), "big")

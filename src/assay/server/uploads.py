@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import BinaryIO, Final, TypeVar
+from typing import BinaryIO, Final
 
 from assay.answers import Snapshots
 from assay.failures import FailureEvent
 from assay.failures.kinds import WORKSPACE_INVALID, WORKSPACE_LIMIT
-from assay.workspaces import ArchiveInvalid, Caps, scratch_folder
+from assay.workspaces import ArchiveInvalid, Caps
 from assay.workspaces.archive import Meter, Metered, decompressed, skip_by_reading
 from assay.workspaces.copying import TargetError
 from assay.workspaces.tar import Kind
@@ -21,8 +20,8 @@ from assay.workspaces.unpack import unpack
 from .bodies import ClientGone, Receive, too_large
 from .refusal import NotAdmitted, Refused, malformed
 from .request import Workspace
+from .threads import scratch, whole
 
-T = TypeVar("T")
 _AT_ONCE: Final = 16
 """Uploads. Each may lie on the disk three times while it is checked."""
 _UNPACKED_AT_ONCE: Final = 2
@@ -55,11 +54,12 @@ class Uploads:
         self._coming += 1
         try:
             self._place.mkdir(parents=True, exist_ok=True)
-            with scratch_folder("upload", place=self._place) as folder, (folder / "archive").open("w+b") as file:
-                await self._spool(receive, file)
-                file.seek(0)
-                async with self._unpacking:
-                    await _whole(lambda _: self._snapshots.put_archive(file, digest))
+            async with scratch("upload", place=self._place) as folder:
+                with (folder / "archive").open("w+b") as file:
+                    await self._spool(receive, file)
+                    file.seek(0)
+                    async with self._unpacking:
+                        await whole(lambda _: self._snapshots.put_archive(file, digest))
         except FailureEvent as failure:
             raise _refused(failure, None) from failure
         except OSError as error:
@@ -81,20 +81,20 @@ class Uploads:
         if given is None:
             yield None
             return
-        with ExitStack() as kept:
+        async with AsyncExitStack() as kept:
             try:
                 folder = await self._folder(given, kept)
             except FailureEvent as failure:
                 raise _refused(failure, "workspace") from failure
             yield folder
 
-    async def _folder(self, given: Workspace, kept: ExitStack) -> Path:
+    async def _folder(self, given: Workspace, kept: AsyncExitStack) -> Path:
         if given.snapshot is not None:
             digest = given.snapshot
-            return await _whole(lambda stop: kept.enter_context(self._snapshots.unpacked(digest, stop=stop)))
+            return await whole(lambda stop: kept.enter_context(self._snapshots.unpacked(digest, stop=stop)))
         archive = given.archive or b""
-        folder = kept.enter_context(scratch_folder("workspace"))
-        await _whole(lambda _: _unpack(archive, folder))
+        folder = await kept.enter_async_context(scratch("workspace"))
+        await whole(lambda _: _unpack(archive, folder))
         return folder
 
     async def _spool(self, receive: Receive, file: BinaryIO) -> None:
@@ -154,15 +154,3 @@ def _refused(failure: FailureEvent, field: str | None) -> Refused:
     if failure.kind == WORKSPACE_INVALID:
         return Refused(422, failure.reason, field=field)
     return NotAdmitted(f"{failure.reason}; nothing ran", retry_after_s=5)
-
-
-async def _whole(work: Callable[[threading.Event], T]) -> T:
-    """Work in a thread that has ended when this returns or is cancelled; the event asks it to end early."""
-    stop = threading.Event()
-    running = asyncio.ensure_future(asyncio.to_thread(work, stop))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        stop.set()
-        await asyncio.wait([running])
-        raise

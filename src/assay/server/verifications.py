@@ -9,8 +9,8 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from assay.failures import FailureEvent
-from assay.failures.kinds import PERSISTENCE_FAILED, SESSION_LOST
+from assay.failures import FailureEvent, event_for
+from assay.failures.kinds import PERSISTENCE_FAILED, PROVIDER_UNAVAILABLE, SESSION_LOST
 from assay.grading import CausedBy, Verdict, failed_verdict
 
 from .admission import Admission, Deadline
@@ -131,10 +131,11 @@ class Verifications:
         return await self._lost(kept, client, key)
 
     async def _lost(self, kept: Kept, client: str, key: str) -> Outcome:
-        """A run that is not to be repeated was cut: its verdict is that there is none."""
+        """A run that is not to be repeated came to nothing: its verdict is that there is none."""
         failure = FailureEvent(
             SESSION_LOST,
-            "the server stopped while it verified this answer, and this verifier is not one that may be run again",
+            "a run that verified this answer began and ended without a verdict that was kept (the server stopped, or failed; "
+            "its log may have more), and this verifier is not one that may be run again",
             boundary="resources_server",
             operation="verify",
             operation_id=key,
@@ -167,7 +168,9 @@ class Verifications:
                 await self._announce(known, chosen)
                 try:
                     graded = await self._grader(chosen, folder, request.response)
-                except FailureEvent as failure:
+                except (FailureEvent, OSError) as error:
+                    # A full disk, no more descriptors: this machine's, and as good a verdict of the key's as any.
+                    failure = event_for(error, kind=PROVIDER_UNAVAILABLE, operation="verify")
                     graded = Graded(failed_verdict(failure, chosen.task), b"")
         verdict = graded.verdict
         self._metrics.verified(verdict, self.admission.clock() - began)
