@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from assay.answers import Identity, StoreHeld, StoreUnusable, attempts_at, find_answer, schema, verdicts_of
+from assay.answers import (
+    Attempt,
+    Identity,
+    Store,
+    StoreHeld,
+    StoreUnusable,
+    attempts_at,
+    find_answer,
+    schema,
+    verdicts_of,
+)
 from assay.failures import FailureEvent
 from assay.runs import Done, Happened, OpenRun, Tally, collect, recover, regrade
 from assay.sandbox import Ended, ExecResult
@@ -210,9 +220,31 @@ async def test_a_verifier_that_is_not_stateless_is_never_run_twice(tmp_path: Pat
     await go(folder, world, recover)
     assert world.verified == {T1: 1}
     done = await go(folder, world, regrade)
-    assert done.tally.skipped == {"its verifier is not stateless": 1}
-    assert world.verified == {T0: 1, T1: 1}
-    assert rows_of(folder)[T0].state == "scored"
+    assert done.tally.skipped == {"its verifier is not stateless": 2}
+    assert world.verified == {T1: 1}
+    assert rows_of(folder)[T0].kind == "session_lost"
+
+
+async def test_what_was_begun_for_good_is_not_run_again_though_nothing_was_kept_of_it(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt alone says so: whoever ended it died before it could say that the session is lost."""
+    dataset = make_dataset(tmp_path / "data", 1, toml='[assay]\nreverify_mode = "unknown"\n')
+    world = World()
+    world.hold = asyncio.Event()
+    with opened(folder, run_settings(dataset)) as run:
+        work = asyncio.ensure_future(collect(run, working(folder, world)))
+        await world.verifying.wait()
+        work.cancel()
+        await asyncio.wait([work])
+    world.hold = None
+
+    async def nobody(self: Store) -> list[Attempt]:
+        return []
+
+    monkeypatch.setattr(Store, "take_over_interrupted", nobody)
+    done = await go(folder, world, regrade)
+    assert (done.tally.skipped, world.verified) == ({"its verifier is not stateless": 1}, {})
 
 
 async def test_a_session_that_was_lost_is_recovered_when_it_is_asked_for(tmp_path: Path, folder: Path) -> None:

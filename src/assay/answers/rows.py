@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from assay.answers.schema import INTERRUPTED
+
 
 class Identity(NamedTuple):
     """What an answer is an answer to: the n-th try at a task. At most one answer is kept for each."""
@@ -148,6 +150,12 @@ class Attempt:
     verdict_id: str | None
     events: Sequence[Mapping[str, Any]] = ()
     """Records of every failure that was seen, oldest first."""
+
+    @property
+    def begun_for_good(self) -> bool:
+        """Whether it must not be made again, though nobody knows how it ended."""
+        unknown = self.ended_at is None or self.outcome == INTERRUPTED
+        return self.stage == "verification" and not self.repeatable and unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import traceback
 from asyncio import ALL_COMPLETED, FIRST_COMPLETED
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
@@ -24,6 +24,7 @@ from assay.answers import (
     Claim,
     Identity,
     Need,
+    attempts_at,
     find_answer,
     find_trajectory,
     verdicts_of,
@@ -224,8 +225,9 @@ class Conductor:
         """A verifier that is not stateless is never run twice on one answer, unless somebody asks for just that."""
         if self._is_stateless(task) or claim.answer_id is None or self._order.session_lost:
             return True
-        return not any(
-            kept_one.body.get("ended") is not None for kept_one in verdicts_of(self._store.database, claim.answer_id)
+        database = self._store.database
+        return not any(_has_run(verdict.body) for verdict in verdicts_of(database, claim.answer_id)) and not any(
+            attempt.begun_for_good for attempt in attempts_at(database, claim.identity)
         )
 
     def _is_stateless(self, task: Task) -> bool:
@@ -331,6 +333,11 @@ class Conductor:
         happened = Happened(what, one, about)
         self.tally.note(happened)
         self._means.watch(self.tally, happened)
+
+
+def _has_run(verdict: Mapping[str, Any]) -> bool:
+    """Whether a verifier ran for a verdict, or may have: of a lost session nobody knows."""
+    return verdict.get("ended") is not None or (verdict.get("failure") or {}).get("kind") == SESSION_LOST
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
