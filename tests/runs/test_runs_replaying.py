@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from assay.answers import Identity, find_answer, find_trajectory
+from assay.failures import FailureEvent
 from assay.grading import WrongArgument
 from assay.runs import Done, collect, export, find_place, read_run, regrade
 from commands import make_task
@@ -103,6 +104,55 @@ async def test_what_cannot_be_taken_is_said_and_the_rest_goes_on(tmp_path: Path,
     # The rollout that its own program failed is a row without an answer: no mean loses it in silence.
     states = {one: outcome.state for one, outcome in rows_of(tmp_path / "run").items()}
     assert states == {Identity("one", 0): "scored", Identity("two", 0): "missing", Identity("two", 3): "missing"}
+
+
+LIMIT = FailureEvent("assay:workspace_limit", "the workspace is too large").to_record()
+NO_RECORD = "_assay_uncaptured is no record of a failure: "
+NO_SNAPSHOT = 'workspace must be {"snapshot": "sha256:…"}, of a run\'s --snapshots, got '
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"workspace": {"archive_b64": "AAAA"}}, NO_SNAPSHOT + "{'archive_b64'}"),
+        ({"workspace": {"snapshot": "sha256:0", "archive_b64": "AAAA"}}, NO_SNAPSHOT + "{'snapshot', 'archive_b64'}"),
+        ({"workspace": {"snapshot": 5}}, NO_SNAPSHOT + "{'snapshot'}"),
+        ({"workspace": {}}, NO_SNAPSHOT + "{}"),
+        ({"workspace": "sha256:0"}, NO_SNAPSHOT + "str"),
+        ({"workspace": False}, NO_SNAPSHOT + "bool"),
+        ({"_assay_uncaptured": {}}, NO_RECORD),
+        ({"_assay_uncaptured": "too large"}, NO_RECORD),
+        (
+            {"_assay_uncaptured": {**LIMIT, "kind": "judge_failed"}},
+            "_assay_uncaptured must be of assay:workspace_limit or assay:workspace_invalid, got judge_failed",
+        ),
+        (
+            {"_assay_uncaptured": LIMIT, "workspace": {"snapshot": "sha256:0"}},
+            "has both a workspace and _assay_uncaptured; there is one or the other",
+        ),
+    ],
+)
+async def test_a_row_whose_workspace_cannot_be_had_is_left_out(
+    tmp_path: Path, dataset: Path, fields: dict[str, Any], said: str
+) -> None:
+    """Its response alone, on the untouched environment, would be another answer."""
+    done, told = await replayed(tmp_path, dataset, write(tmp_path / "rollouts.jsonl", row(**fields), row("two", "6")))
+    assert [line.startswith(f"rollouts.jsonl, line 1: {said}") for line in told] == [True]
+    assert done.tally.graded == 1
+    assert rows_of(tmp_path / "run")[Identity("one", 0)].state == "missing"
+
+
+@pytest.mark.parametrize("response", [None, {"output_text": "4"}])
+async def test_a_workspace_that_could_not_be_captured_stays_one_when_it_is_exported_and_replayed(
+    tmp_path: Path, dataset: Path, response: Any
+) -> None:
+    source = write(tmp_path / "rollouts.jsonl", row(response=response, _assay_uncaptured=LIMIT))
+    for name in ("first", "second"):
+        done, told = await replayed(tmp_path, dataset, source, name=name)
+        assert (told, dict(done.tally.masked)) == ([], {"assay:workspace_limit": 1})
+        with read_run(find_place(tmp_path / name)) as store:
+            source = export(store.database, tmp_path / f"{name}-out").failures
+        assert json.loads(source.read_text())["_assay_uncaptured"]["event_id"] == LIMIT["event_id"]
 
 
 async def test_a_last_line_without_its_end_is_taken_when_it_is_whole(tmp_path: Path, dataset: Path) -> None:
