@@ -214,10 +214,14 @@ async def test_a_verifier_that_is_not_stateless_is_never_run_twice(tmp_path: Pat
         with pytest.raises(asyncio.CancelledError):
             await work
     world.hold = None
-    await go(folder, world, collect, name="resume")
+    done = await go(folder, world, collect, name="resume")
     assert {one: row.kind for one, row in rows_of(folder).items()} == {T0: "session_lost", T1: None}
+    assert (rows_of(folder)[T0].caused_by, rows_of(folder)[T0].state) == ("infrastructure", "terminal")
+    # Told as any row that ended without a reward, so that the command does not end as if all were well.
+    assert (dict(done.tally.masked), done.tally.open, done.tally.todo) == ({"session_lost": 1}, {T0}, 2)
     assert world.verified == {T1: 1}
-    await go(folder, world, recover)
+    done = await go(folder, world, recover)
+    assert done.tally.todo == 0
     assert world.verified == {T1: 1}
     done = await go(folder, world, regrade)
     assert done.tally.skipped == {"its verifier is not stateless": 2}
@@ -247,7 +251,10 @@ async def test_what_was_begun_for_good_is_not_run_again_though_nothing_was_kept_
     assert (done.tally.skipped, world.verified) == ({"its verifier is not stateless": 1}, {})
 
 
-async def test_a_session_that_was_lost_is_recovered_when_it_is_asked_for(tmp_path: Path, folder: Path) -> None:
+@pytest.mark.parametrize("before", [True, False], ids=["said before", "found by the same command"])
+async def test_a_session_that_was_lost_is_recovered_when_it_is_asked_for(
+    tmp_path: Path, folder: Path, before: bool
+) -> None:
     dataset = make_dataset(tmp_path / "data", 1, toml='[assay]\nreverify_mode = "unknown"\n')
     world = World()
     world.hold = asyncio.Event()
@@ -258,10 +265,12 @@ async def test_a_session_that_was_lost_is_recovered_when_it_is_asked_for(tmp_pat
         with pytest.raises(asyncio.CancelledError):
             await work
     world.hold = None
-    await go(folder, world, recover)
-    assert rows_of(folder)[T0].kind == "session_lost"
-    await go(folder, world, recover, session_lost=True)
+    if before:
+        await go(folder, world, recover)
+        assert rows_of(folder)[T0].kind == "session_lost"
+    done = await go(folder, world, recover, session_lost=True)
     assert rows_of(folder)[T0].reward == 1.0
+    assert (done.tally.todo, done.tally.done, done.tally.open) == (1, 1, set())
 
 
 async def test_a_task_that_cannot_be_read_is_a_row_without_an_answer(dataset: Path, folder: Path) -> None:

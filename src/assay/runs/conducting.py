@@ -31,7 +31,7 @@ from assay.answers import (
 )
 from assay.failures import FailureEvent, event_for
 from assay.failures.kinds import SESSION_LOST
-from assay.grading import Verdict, failed_verdict
+from assay.grading import Verdict, lost_verdict
 from assay.runs.catalogue import Catalogue
 from assay.runs.keeping import CannotKeep, Sleep, finished, kept
 from assay.runs.left import Agent, Left
@@ -102,7 +102,7 @@ class Conductor:
         try:
             self._command = await self._write(lambda: store.begin_command(order.name, order.settings, join=order.join))
             await self._take_over()
-            self.tally.todo = await asyncio.to_thread(
+            self.tally.todo = self.tally.done + await asyncio.to_thread(
                 lambda: store.waiting_now(
                     order.needs,
                     command_id=self._command,
@@ -176,11 +176,14 @@ class Conductor:
                 "`assay recover --session-lost` verifies the answer again all the same",
                 boundary="collection",
             )
-            verdict = failed_verdict(failure, None, task_id=attempt.identity.task_id)
-            await self._keep_lost(attempt.answer_id, verdict)
+            verdict = lost_verdict(failure, attempt.identity.task_id)
+            await self._keep_lost(attempt.identity, attempt.answer_id, verdict)
 
-    async def _keep_lost(self, answer_id: str, verdict: Verdict) -> None:
+    async def _keep_lost(self, one: Identity, answer_id: str, verdict: Verdict) -> None:
         await self._write(lambda: self._store.keep_verdict(answer_id, verdict, command_id=self._command))
+        if not self._order.session_lost:
+            # Else this very command verifies it again, and tells what came of that.
+            self._tell_masked(one, verdict)
 
     async def _guarded(self, claim: Claim, slots: asyncio.Semaphore) -> None:
         async with slots:
@@ -318,13 +321,16 @@ class Conductor:
         elif verdict.graded:
             self._tell("graded", one, reward=verdict.reward, verdict_id=verdict.verdict_id)
         else:
-            failure = verdict.failure or {}
-            self._tell("masked", one, kind=failure["kind"], reason=failure["reason"], verdict_id=verdict.verdict_id)
+            self._tell_masked(one, verdict)
         if result is not None:
             self.tally.open.difference_update(result.settled)
 
     async def _write(self, write: Callable[[], Awaitable[T]]) -> T:
         return await kept(write, self._means.sleep)
+
+    def _tell_masked(self, one: Identity, verdict: Verdict) -> None:
+        failure = verdict.failure or {}
+        self._tell("masked", one, kind=failure["kind"], reason=failure["reason"], verdict_id=verdict.verdict_id)
 
     def _skip(self, one: Identity, why: str, reason: str) -> None:
         self._tell("skipped", one, kind=why, reason=reason)
