@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import pytest
 from assay.answers import Identity, find_answer, find_trajectory
 from assay.failures import FailureEvent
 from assay.grading import WrongArgument
-from assay.runs import Done, collect, export, find_place, read_run, regrade
+from assay.runs import Done, collect, export, find_place, otherruns, read_run, regrade
 from commands import make_task
 from runs.worlds import World, make_dataset, opened, rows_of, run_settings, working
 
@@ -197,6 +200,56 @@ async def test_another_runs_answers_with_their_workspaces(tmp_path: Path) -> Non
         ours, theirs = find_answer(second.database, one), find_answer(first.database, one)
     assert ours is not None and theirs is not None  # noqa: PT018 - one statement for the types of both
     assert (ours.snapshot, ours.agent, ours.task_digest) == (theirs.snapshot, "command", theirs.task_digest)
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_no_more_answers_are_made_ready_at_once_than_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, concurrency: int
+) -> None:
+    """Each lies unpacked on this machine's disk meanwhile."""
+    dataset, folder, other = make_dataset(tmp_path / "data"), tmp_path / "first", tmp_path / "second"
+    with opened(folder, run_settings(dataset, rollouts=3)) as run:
+        await collect(run, working(folder, World()))
+    ready, most = 0, 0
+    scratch = otherruns.scratch_folder
+
+    @contextmanager
+    def counted(name: str) -> Iterator[Path]:
+        nonlocal ready, most
+        with scratch(name) as place:
+            ready += 1
+            most = max(most, ready)
+            yield place
+            ready -= 1
+
+    monkeypatch.setattr(otherruns, "scratch_folder", counted)
+    with opened(other, run_settings(dataset, agent="replay", source=str(folder))) as run:
+        done = await collect(run, working(other, World(), concurrency=concurrency))
+    assert (done.tally.graded, most) == (9, concurrency)
+
+
+async def test_a_disk_that_is_full_for_one_answer_is_said_and_the_rest_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, folder, other = make_dataset(tmp_path / "data"), tmp_path / "first", tmp_path / "second"
+    with opened(folder, run_settings(dataset)) as run:
+        await collect(run, working(folder, World()))
+    scratch, made = otherruns.scratch_folder, 0
+
+    def full_once(name: str) -> AbstractContextManager[Path]:
+        nonlocal made
+        made += 1
+        if made == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return scratch(name)
+
+    monkeypatch.setattr(otherruns, "scratch_folder", full_once)
+    settings, told = run_settings(dataset, agent="replay", source=str(folder)), list[str]()
+    for expected in (2, 1):
+        with opened(other, settings) as run:
+            done = await collect(run, working(other, World(), concurrency=1, tell=told.append))
+        assert done.tally.graded == expected
+    assert told == ["first: t000, rollout 0: cannot be made ready: [Errno 28] No space left on device"]
 
 
 def make_trial(job: Path, name: str, task: str, recorded: dict[str, str] | None, **result: Any) -> Path:

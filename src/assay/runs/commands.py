@@ -75,7 +75,7 @@ async def collect(run: OpenRun, setting: Setting | None = None, *, name: str = "
         if run.settings.agent.name == "replay":
             verifier = means.verifier
             stage = Stage(verifier.provider, verifier.state, verifier.settings.rootfs, verifier.settings.network)
-            replayed = await replay(run, catalogue, stage, setting.tell, setting.sleep)
+            replayed = await replay(run, catalogue, stage, setting.tell, setting.sleep, concurrency=means.concurrency)
             # Who is not in the source has no answer, and nobody can make one.
             needs = {Need.VERDICT}
     except CannotKeep as error:
