@@ -426,8 +426,11 @@ async def test_without_a_known_floor_nothing_is_settled(store: Store) -> None:
 async def test_evidence_from_controls_settles_too(store: Store) -> None:
     waiting = await answered(store)
     await store.keep_verdict(waiting, provisional("k"))
+    (wanted,) = store.wanted_now()
+    assert (wanted.key, wanted.task_id, wanted.floor) == ("k", "t", provisional("k")["evidence"]["floor"])
     settled = await store.learn("k", task_id="t", verifier_digest="v1", proven_by="solution", floor=None)
     assert settled == (Identity("t", 0),)
+    assert store.wanted_now() == []
     assert await store.learn("k", task_id="t", verifier_digest="v1", proven_by=None, floor=None) == ()
 
 

@@ -22,6 +22,7 @@ from assay.answers import (
     verdicts_of,
 )
 from assay.failures import FailureEvent
+from assay.grading.evidence import EvidenceStore, Known
 from assay.runs import Done, Happened, OpenRun, Tally, collect, recover, regrade
 from assay.sandbox import Ended, ExecResult
 from assay.workspaces import Caps
@@ -271,6 +272,39 @@ async def test_a_session_that_was_lost_is_recovered_when_it_is_asked_for(
     done = await go(folder, world, recover, session_lost=True)
     assert rows_of(folder)[T0].reward == 1.0
     assert (done.tally.todo, done.tally.done, done.tally.open) == (1, 1, set())
+
+
+@pytest.mark.parametrize("command", ["resume", "recover"])
+@pytest.mark.parametrize(
+    ("toml", "known", "expected"),
+    [
+        ("", Known("solution", 0.25, untouched_asked=True), 0.0),
+        ("", Known("solution", -1.0, untouched_asked=True), -1.0),
+        ("", Known("solution", None, untouched_asked=True), 0.0),
+        # The declared floor is what the verdict told.
+        ("[assay]\nreward_range = [-2, 1]\n", Known("solution", 0.0, untouched_asked=True), -2.0),
+        # Without a known floor, or without proof, nothing is settled.
+        ("", Known("another answer's"), None),
+        ("", Known(None, 0.0, untouched_asked=True), None),
+        ("", Known(), None),
+    ],
+)
+async def test_evidence_that_came_since_settles_what_waited_for_it(
+    tmp_path: Path, folder: Path, command: str, toml: str, known: Known, expected: float | None
+) -> None:
+    """As `assay check` or another run finds it, on the same machine; nothing is run for it."""
+    dataset, world = make_dataset(tmp_path / "data", 1, toml=toml), World()
+    set_factor(dataset / "t000", "broken")
+    await go(folder, world, collect, run_settings(dataset))
+    assert rows_of(folder)[T0].provisional
+    with opened(folder) as run:
+        (waiting,) = run.store.wanted_now()
+    EvidenceStore(tmp_path / "state").update(waiting.key, lambda _: known)
+    verified = world.verified[T0]
+    await (go(folder, world, recover) if command == "recover" else go(folder, world, collect, name="resume"))
+    row = rows_of(folder)[T0]
+    assert (row.reward, row.caused_by) == (expected, "unknown" if expected is None else "submission")
+    assert world.verified[T0] == verified
 
 
 async def test_a_task_that_cannot_be_read_is_a_row_without_an_answer(dataset: Path, folder: Path) -> None:

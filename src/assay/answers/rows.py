@@ -158,6 +158,16 @@ class Attempt:
         return self.stage == "verification" and not self.repeatable and unknown
 
 
+class Waiting(NamedTuple):
+    """Evidence that current provisional verdicts wait for."""
+
+    key: str
+    task_id: str
+    verifier_digest: str | None
+    floor: float | None
+    """As far as verdicts have told it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Exported:
     """All that is to be said of an identity with an answer."""

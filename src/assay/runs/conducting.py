@@ -32,6 +32,7 @@ from assay.answers import (
 from assay.failures import FailureEvent, event_for
 from assay.failures.kinds import SESSION_LOST
 from assay.grading import Verdict, lost_verdict
+from assay.grading.evidence import EvidenceStore
 from assay.runs.catalogue import Catalogue
 from assay.runs.keeping import CannotKeep, Sleep, finished, kept
 from assay.runs.left import Agent, Left
@@ -102,6 +103,8 @@ class Conductor:
         try:
             self._command = await self._write(lambda: store.begin_command(order.name, order.settings, join=order.join))
             await self._take_over()
+            if Need.VERDICT in order.needs:
+                await self._learn()
             self.tally.todo = self.tally.done + await asyncio.to_thread(
                 lambda: store.waiting_now(
                     order.needs,
@@ -178,6 +181,25 @@ class Conductor:
             )
             verdict = lost_verdict(failure, attempt.identity.task_id)
             await self._keep_lost(attempt.identity, attempt.answer_id, verdict)
+
+    async def _learn(self) -> None:
+        """Settle what waited for evidence that came since: of `assay check`, of another run, of controls that ran again."""
+        known_here = EvidenceStore(self._means.verifier.state)
+        for waiting in await asyncio.to_thread(self._store.wanted_now):
+            known = await asyncio.to_thread(known_here.known, waiting.key)
+            if known.proven_by is None:
+                continue
+            # What verdicts told of the floor stands: it may be the declared one.
+            floor = waiting.floor if waiting.floor is not None else known.floor
+            await self._write(
+                lambda waiting=waiting, known=known, floor=floor: self._store.learn(  # type: ignore[misc]  # (the loop's own values)
+                    waiting.key,
+                    task_id=waiting.task_id,
+                    verifier_digest=waiting.verifier_digest,
+                    proven_by=known.proven_by,
+                    floor=floor,
+                )
+            )
 
     async def _keep_lost(self, one: Identity, answer_id: str, verdict: Verdict) -> None:
         await self._write(lambda: self._store.keep_verdict(answer_id, verdict, command_id=self._command))
