@@ -203,7 +203,7 @@ async def make_each(store: Store, command: str) -> None:
         "infrastructure": failed("transport_timeout"),
         "verifier": failed("assay:missing_reward", caused_by="verifier"),
         "unknown": failed("assay:missing_reward", caused_by="unknown"),
-        "lost": failed("session_lost", caused_by=None),
+        "lost": failed("session_lost", caused_by="infrastructure"),
     }
     for name, verdict in verdicts.items():
         answer = find_answer(store.database, Identity(name, 0))
@@ -426,8 +426,11 @@ async def test_without_a_known_floor_nothing_is_settled(store: Store) -> None:
 async def test_evidence_from_controls_settles_too(store: Store) -> None:
     waiting = await answered(store)
     await store.keep_verdict(waiting, provisional("k"))
+    (wanted,) = store.wanted_now()
+    assert (wanted.key, wanted.task_id, wanted.floor) == ("k", "t", provisional("k")["evidence"]["floor"])
     settled = await store.learn("k", task_id="t", verifier_digest="v1", proven_by="solution", floor=None)
     assert settled == (Identity("t", 0),)
+    assert store.wanted_now() == []
     assert await store.learn("k", task_id="t", verifier_digest="v1", proven_by=None, floor=None) == ()
 
 
@@ -626,7 +629,7 @@ async def test_what_must_not_be_repeated_is_not_to_be_had(where: Where, clock: C
             assert (lost.repeatable, lost.answer_id) == (False, answer_id)
             assert await store.claim(ALL, 1, command_id=command) == []
     with reopened(where, clock) as store:
-        await store.keep_verdict(answer_id, failed("session_lost", caused_by=None))
+        await store.keep_verdict(answer_id, failed("session_lost", caused_by="infrastructure"))
         assert await store.take_over_interrupted() == []
         command = await store.begin_command("recover", {})
         assert await store.claim(ALL, 1, command_id=command) == []

@@ -10,8 +10,19 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from assay.answers import Identity, StoreHeld, StoreUnusable, attempts_at, find_answer, schema, verdicts_of
+from assay.answers import (
+    Attempt,
+    Identity,
+    Store,
+    StoreHeld,
+    StoreUnusable,
+    attempts_at,
+    find_answer,
+    schema,
+    verdicts_of,
+)
 from assay.failures import FailureEvent
+from assay.grading.evidence import EvidenceStore, Known
 from assay.runs import Done, Happened, OpenRun, Tally, collect, recover, regrade
 from assay.sandbox import Ended, ExecResult
 from assay.workspaces import Caps
@@ -204,18 +215,47 @@ async def test_a_verifier_that_is_not_stateless_is_never_run_twice(tmp_path: Pat
         with pytest.raises(asyncio.CancelledError):
             await work
     world.hold = None
-    await go(folder, world, collect, name="resume")
+    done = await go(folder, world, collect, name="resume")
     assert {one: row.kind for one, row in rows_of(folder).items()} == {T0: "session_lost", T1: None}
+    assert (rows_of(folder)[T0].caused_by, rows_of(folder)[T0].state) == ("infrastructure", "terminal")
+    # Told as any row that ended without a reward, so that the command does not end as if all were well.
+    assert (dict(done.tally.masked), done.tally.open, done.tally.todo) == ({"session_lost": 1}, {T0}, 2)
     assert world.verified == {T1: 1}
-    await go(folder, world, recover)
+    done = await go(folder, world, recover)
+    assert done.tally.todo == 0
     assert world.verified == {T1: 1}
     done = await go(folder, world, regrade)
-    assert done.tally.skipped == {"its verifier is not stateless": 1}
-    assert world.verified == {T0: 1, T1: 1}
-    assert rows_of(folder)[T0].state == "scored"
+    assert done.tally.skipped == {"its verifier is not stateless": 2}
+    assert world.verified == {T1: 1}
+    assert rows_of(folder)[T0].kind == "session_lost"
 
 
-async def test_a_session_that_was_lost_is_recovered_when_it_is_asked_for(tmp_path: Path, folder: Path) -> None:
+async def test_what_was_begun_for_good_is_not_run_again_though_nothing_was_kept_of_it(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt alone says so: whoever ended it died before it could say that the session is lost."""
+    dataset = make_dataset(tmp_path / "data", 1, toml='[assay]\nreverify_mode = "unknown"\n')
+    world = World()
+    world.hold = asyncio.Event()
+    with opened(folder, run_settings(dataset)) as run:
+        work = asyncio.ensure_future(collect(run, working(folder, world)))
+        await world.verifying.wait()
+        work.cancel()
+        await asyncio.wait([work])
+    world.hold = None
+
+    async def nobody(self: Store) -> list[Attempt]:
+        return []
+
+    monkeypatch.setattr(Store, "take_over_interrupted", nobody)
+    done = await go(folder, world, regrade)
+    assert (done.tally.skipped, world.verified) == ({"its verifier is not stateless": 1}, {})
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["said before", "found by the same command"])
+async def test_a_session_that_was_lost_is_recovered_when_it_is_asked_for(
+    tmp_path: Path, folder: Path, before: bool
+) -> None:
     dataset = make_dataset(tmp_path / "data", 1, toml='[assay]\nreverify_mode = "unknown"\n')
     world = World()
     world.hold = asyncio.Event()
@@ -226,10 +266,45 @@ async def test_a_session_that_was_lost_is_recovered_when_it_is_asked_for(tmp_pat
         with pytest.raises(asyncio.CancelledError):
             await work
     world.hold = None
-    await go(folder, world, recover)
-    assert rows_of(folder)[T0].kind == "session_lost"
-    await go(folder, world, recover, session_lost=True)
+    if before:
+        await go(folder, world, recover)
+        assert rows_of(folder)[T0].kind == "session_lost"
+    done = await go(folder, world, recover, session_lost=True)
     assert rows_of(folder)[T0].reward == 1.0
+    assert (done.tally.todo, done.tally.done, done.tally.open) == (1, 1, set())
+
+
+@pytest.mark.parametrize("command", ["resume", "recover"])
+@pytest.mark.parametrize(
+    ("toml", "known", "expected"),
+    [
+        ("", Known("solution", 0.25, untouched_asked=True), 0.0),
+        ("", Known("solution", -1.0, untouched_asked=True), -1.0),
+        ("", Known("solution", None, untouched_asked=True), 0.0),
+        # The declared floor is what the verdict told.
+        ("[assay]\nreward_range = [-2, 1]\n", Known("solution", 0.0, untouched_asked=True), -2.0),
+        # Without a known floor, or without proof, nothing is settled.
+        ("", Known("another answer's"), None),
+        ("", Known(None, 0.0, untouched_asked=True), None),
+        ("", Known(), None),
+    ],
+)
+async def test_evidence_that_came_since_settles_what_waited_for_it(
+    tmp_path: Path, folder: Path, command: str, toml: str, known: Known, expected: float | None
+) -> None:
+    """As `assay check` or another run finds it, on the same machine; nothing is run for it."""
+    dataset, world = make_dataset(tmp_path / "data", 1, toml=toml), World()
+    set_factor(dataset / "t000", "broken")
+    await go(folder, world, collect, run_settings(dataset))
+    assert rows_of(folder)[T0].provisional
+    with opened(folder) as run:
+        (waiting,) = run.store.wanted_now()
+    EvidenceStore(tmp_path / "state").update(waiting.key, lambda _: known)
+    verified = world.verified[T0]
+    await (go(folder, world, recover) if command == "recover" else go(folder, world, collect, name="resume"))
+    row = rows_of(folder)[T0]
+    assert (row.reward, row.caused_by) == (expected, "unknown" if expected is None else "submission")
+    assert world.verified[T0] == verified
 
 
 async def test_a_task_that_cannot_be_read_is_a_row_without_an_answer(dataset: Path, folder: Path) -> None:

@@ -38,7 +38,14 @@ def test_places_that_cannot_be_read(tmp_path: Path, content: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "namespace"), [("night", "run_night"), ("My run-2", "run_my_run_2"), ("x" * 80, "run_" + "x" * 59)]
+    ("name", "namespace"),
+    [
+        ("night", "run_night"),
+        ("My run-2", "run_my_run_2"),
+        ("x" * 59, "run_" + "x" * 59),
+        ("x" * 60, "run_" + "x" * 42 + "_eb4ea6194dc50c9d"),
+        ("X" * 80, "run_" + "x" * 42 + "_dc0e69412c069909"),
+    ],
 )
 def test_a_runs_schema_is_named_by_its_folder(tmp_path: Path, name: str, namespace: str) -> None:
     assert find_place(tmp_path / name).namespace == namespace

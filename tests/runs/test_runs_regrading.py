@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,6 +134,34 @@ async def test_an_interrupted_regrade_goes_on_and_one_with_another_verifier_begi
     set_factor(dataset / "t001", 2.0)
     done, _ = await again(folder, world)
     assert done.tally.graded == 6
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"rootfs": "host"},
+        {"network": True},
+        {"timeout_s": 5.0},
+        {"control": True},
+        {"judges": {"default": "http://h/v1"}},
+        {"sandbox": "auto"},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+async def test_an_interrupted_regrade_is_not_joined_by_one_that_grades_otherwise(
+    tmp_path: Path, other: dict[str, Any]
+) -> None:
+    world = World()
+    _, folder = await made(tmp_path, world)
+    commands, works = [], list[asyncio.Future[Done]]()
+    with opened(folder) as run:
+        given = run.settings.grading
+        for grading in (given, replace(given, **other), replace(given)):
+            setting = working(folder, world, concurrency=1, watch=lambda *_: works[-1].cancel(), grading=grading)
+            works.append(asyncio.ensure_future(regrade(run, setting)))
+            await asyncio.wait(works)
+            commands.append([one.id for one in run.store.commands_now() if one.name == "regrade"])
+    assert [len(found) for found in commands] == [1, 2, 2]
 
 
 async def test_a_failed_verdict_hides_no_graded_one_of_the_same_verifier(tmp_path: Path) -> None:

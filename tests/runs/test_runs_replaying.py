@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from assay.answers import Identity, find_answer, find_trajectory
+from assay.failures import FailureEvent
 from assay.grading import WrongArgument
-from assay.runs import Done, collect, export, find_place, read_run, regrade
+from assay.runs import Done, collect, export, find_place, otherruns, read_run, regrade
 from commands import make_task
 from runs.worlds import World, make_dataset, opened, rows_of, run_settings, working
 
@@ -105,6 +109,55 @@ async def test_what_cannot_be_taken_is_said_and_the_rest_goes_on(tmp_path: Path,
     assert states == {Identity("one", 0): "scored", Identity("two", 0): "missing", Identity("two", 3): "missing"}
 
 
+LIMIT = FailureEvent("assay:workspace_limit", "the workspace is too large").to_record()
+NO_RECORD = "_assay_uncaptured is no record of a failure: "
+NO_SNAPSHOT = 'workspace must be {"snapshot": "sha256:…"}, of a run\'s --snapshots, got '
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"workspace": {"archive_b64": "AAAA"}}, NO_SNAPSHOT + "{'archive_b64'}"),
+        ({"workspace": {"snapshot": "sha256:0", "archive_b64": "AAAA"}}, NO_SNAPSHOT + "{'snapshot', 'archive_b64'}"),
+        ({"workspace": {"snapshot": 5}}, NO_SNAPSHOT + "{'snapshot'}"),
+        ({"workspace": {}}, NO_SNAPSHOT + "{}"),
+        ({"workspace": "sha256:0"}, NO_SNAPSHOT + "str"),
+        ({"workspace": False}, NO_SNAPSHOT + "bool"),
+        ({"_assay_uncaptured": {}}, NO_RECORD),
+        ({"_assay_uncaptured": "too large"}, NO_RECORD),
+        (
+            {"_assay_uncaptured": {**LIMIT, "kind": "judge_failed"}},
+            "_assay_uncaptured must be of assay:workspace_limit or assay:workspace_invalid, got judge_failed",
+        ),
+        (
+            {"_assay_uncaptured": LIMIT, "workspace": {"snapshot": "sha256:0"}},
+            "has both a workspace and _assay_uncaptured; there is one or the other",
+        ),
+    ],
+)
+async def test_a_row_whose_workspace_cannot_be_had_is_left_out(
+    tmp_path: Path, dataset: Path, fields: dict[str, Any], said: str
+) -> None:
+    """Its response alone, on the untouched environment, would be another answer."""
+    done, told = await replayed(tmp_path, dataset, write(tmp_path / "rollouts.jsonl", row(**fields), row("two", "6")))
+    assert [line.startswith(f"rollouts.jsonl, line 1: {said}") for line in told] == [True]
+    assert done.tally.graded == 1
+    assert rows_of(tmp_path / "run")[Identity("one", 0)].state == "missing"
+
+
+@pytest.mark.parametrize("response", [None, {"output_text": "4"}])
+async def test_a_workspace_that_could_not_be_captured_stays_one_when_it_is_exported_and_replayed(
+    tmp_path: Path, dataset: Path, response: Any
+) -> None:
+    source = write(tmp_path / "rollouts.jsonl", row(response=response, _assay_uncaptured=LIMIT))
+    for name in ("first", "second"):
+        done, told = await replayed(tmp_path, dataset, source, name=name)
+        assert (told, dict(done.tally.masked)) == ([], {"assay:workspace_limit": 1})
+        with read_run(find_place(tmp_path / name)) as store:
+            source = export(store.database, tmp_path / f"{name}-out").failures
+        assert json.loads(source.read_text())["_assay_uncaptured"]["event_id"] == LIMIT["event_id"]
+
+
 async def test_a_last_line_without_its_end_is_taken_when_it_is_whole(tmp_path: Path, dataset: Path) -> None:
     source = write(tmp_path / "rollouts.jsonl", row(), tail=json.dumps(row("two", "6")))
     done, told = await replayed(tmp_path, dataset, source)
@@ -147,6 +200,56 @@ async def test_another_runs_answers_with_their_workspaces(tmp_path: Path) -> Non
         ours, theirs = find_answer(second.database, one), find_answer(first.database, one)
     assert ours is not None and theirs is not None  # noqa: PT018 - one statement for the types of both
     assert (ours.snapshot, ours.agent, ours.task_digest) == (theirs.snapshot, "command", theirs.task_digest)
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_no_more_answers_are_made_ready_at_once_than_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, concurrency: int
+) -> None:
+    """Each lies unpacked on this machine's disk meanwhile."""
+    dataset, folder, other = make_dataset(tmp_path / "data"), tmp_path / "first", tmp_path / "second"
+    with opened(folder, run_settings(dataset, rollouts=3)) as run:
+        await collect(run, working(folder, World()))
+    ready, most = 0, 0
+    scratch = otherruns.scratch_folder
+
+    @contextmanager
+    def counted(name: str) -> Iterator[Path]:
+        nonlocal ready, most
+        with scratch(name) as place:
+            ready += 1
+            most = max(most, ready)
+            yield place
+            ready -= 1
+
+    monkeypatch.setattr(otherruns, "scratch_folder", counted)
+    with opened(other, run_settings(dataset, agent="replay", source=str(folder))) as run:
+        done = await collect(run, working(other, World(), concurrency=concurrency))
+    assert (done.tally.graded, most) == (9, concurrency)
+
+
+async def test_a_disk_that_is_full_for_one_answer_is_said_and_the_rest_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, folder, other = make_dataset(tmp_path / "data"), tmp_path / "first", tmp_path / "second"
+    with opened(folder, run_settings(dataset)) as run:
+        await collect(run, working(folder, World()))
+    scratch, made = otherruns.scratch_folder, 0
+
+    def full_once(name: str) -> AbstractContextManager[Path]:
+        nonlocal made
+        made += 1
+        if made == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return scratch(name)
+
+    monkeypatch.setattr(otherruns, "scratch_folder", full_once)
+    settings, told = run_settings(dataset, agent="replay", source=str(folder)), list[str]()
+    for expected in (2, 1):
+        with opened(other, settings) as run:
+            done = await collect(run, working(other, World(), concurrency=1, tell=told.append))
+        assert done.tally.graded == expected
+    assert told == ["first: t000, rollout 0: cannot be made ready: [Errno 28] No space left on device"]
 
 
 def make_trial(job: Path, name: str, task: str, recorded: dict[str, str] | None, **result: Any) -> Path:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from assay.answers.schema import INTERRUPTED
+
 
 class Identity(NamedTuple):
     """What an answer is an answer to: the n-th try at a task. At most one answer is kept for each."""
@@ -148,6 +150,22 @@ class Attempt:
     verdict_id: str | None
     events: Sequence[Mapping[str, Any]] = ()
     """Records of every failure that was seen, oldest first."""
+
+    @property
+    def begun_for_good(self) -> bool:
+        """Whether it must not be made again, though nobody knows how it ended."""
+        unknown = self.ended_at is None or self.outcome == INTERRUPTED
+        return self.stage == "verification" and not self.repeatable and unknown
+
+
+class Waiting(NamedTuple):
+    """Evidence that current provisional verdicts wait for."""
+
+    key: str
+    task_id: str
+    verifier_digest: str | None
+    floor: float | None
+    """As far as verdicts have told it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ def is_recoverable(kind: str | None, caused_by: str | None, *, terminal: bool = 
     Never one that is marked terminal, nor one that the verifier is to blame for: that waits for `regrade`. `session_lost` is
     not among them: the asker decides.
     """
-    if terminal or kind is None or caused_by == "verifier":
+    if terminal or kind is None or kind == SESSION_LOST or caused_by == "verifier":
         return False
     return kind in _MAY_HAVE_PASSED or is_infrastructure(kind) or caused_by == "infrastructure"
 

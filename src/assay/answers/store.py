@@ -21,10 +21,10 @@ from assay.answers.claims import Need
 from assay.answers.database import Database, open_database
 from assay.answers.holding import Hold
 from assay.answers.place import place_of
-from assay.answers.rows import Answer, Attempt, Claim, Command, Identity, Kept, Run
+from assay.answers.rows import Answer, Attempt, Claim, Command, Identity, Kept, Run, Waiting
 from assay.answers.schema import RUNS
 from assay.answers.states import BUDGET
-from assay.answers.verdicts import Arrival, add_verdict, learn, settle
+from assay.answers.verdicts import Arrival, add_verdict, learn, settle, wanted
 from assay.failures import FailureEvent
 from assay.grading import Verdict
 
@@ -232,6 +232,10 @@ class Store:
             return add_verdict(connection, arrival)
 
         return await self.database.write(work)
+
+    def wanted_now(self) -> list[Waiting]:
+        """The evidence that current provisional verdicts wait for: what to `learn`, where it is known by now."""
+        return self.database.read_now(wanted)
 
     async def learn(
         self, key: str, *, task_id: str, verifier_digest: str | None, proven_by: str | None, floor: float | None

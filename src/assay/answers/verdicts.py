@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, and_, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, exists, func, insert, select, update
 from ulid import ULID
 
-from assay.answers.rows import Identity, Kept
+from assay.answers.rows import Identity, Kept, Waiting
 from assay.answers.schema import attempt, evidence, identity, insert_once, metric, verdict
 from assay.answers.states import is_recoverable
 
@@ -100,6 +100,13 @@ def settle(connection: Connection, key: str, now: float, *, command_id: str | No
         arrival = Arrival(after, row.answer_id, now, command_id, settles=before["verdict_id"])
         _insert(connection, arrival, _identity_of(connection, row.answer_id))
         yield Identity(row.task_id, row.rollout)
+
+
+def wanted(connection: Connection) -> list[Waiting]:
+    """The evidence that current provisional verdicts wait for."""
+    waits = exists().where(identity.c.evidence_key == evidence.c.key, identity.c.provisional == 1)
+    columns = (evidence.c.key, evidence.c.task_id, evidence.c.verifier_digest, evidence.c.floor)
+    return [Waiting(*row) for row in connection.execute(select(*columns).where(waits).order_by(evidence.c.key))]
 
 
 def learn(

@@ -6,7 +6,7 @@ Only this room decides whether something is graded or failed; nobody else turns 
 from .arguments import WrongArgument
 from .checking import Check, check_task
 from .decide import Ask, Controls, Evidence, Settled, decide
-from .grade import failed_verdict, grade, grade_sync
+from .grade import failed_verdict, grade, grade_sync, lost_verdict
 from .judging import AskJudge, Judgement, NoSuchJudge
 from .observation import Observation, Standing
 from .rewards import InvalidReward, MissingReward, Reward, RewardRule, read_reward
@@ -40,6 +40,7 @@ __all__ = [
     "failed_verdict",
     "grade",
     "grade_sync",
+    "lost_verdict",
     "read_reward",
     "state_dir",
 ]

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from .decide import Controls, Evidence, is_proven
+from .decide import Controls, Evidence, floor_is_known, floor_of, is_proven
 from .observation import Observation, Standing
 
 _FIRST_PAUSE_S = 60.0
@@ -42,6 +42,12 @@ class Known:
     """How often the controls were run without proof."""
     ask_again_at: float = 0.0
     """Seconds since the epoch before which they are not run again."""
+
+    @property
+    def floor(self) -> float | None:
+        """The reward of "nothing achieved" where the task declares no range; None while it is not known."""
+        evidence = Evidence(untouched_asked=self.untouched_asked, untouched_before=self.untouched)
+        return floor_of(evidence) if floor_is_known(evidence) else None
 
 
 def evidence_key(task_digest: str, verifier_digest: str, base_digest: str, profile: str) -> str:

@@ -32,7 +32,7 @@ from .replaced import replaced_programs
 from .settling import Progress, Verification
 from .state import state_dir
 from .steps import combined_verdict, shortfall
-from .verdict import Timing, Verdict
+from .verdict import CausedBy, Timing, Verdict
 
 Folder = Path | str
 Folders = Folder | Mapping[str, Folder] | None
@@ -235,6 +235,18 @@ def failed_verdict(
         failure=failure.to_record(),
         sandbox=sandbox,
         timing=Timing(total_s=time.monotonic() - began) if began is not None else Timing(),
+    )
+
+
+def lost_verdict(
+    failure: FailureEvent, task_id: str, *, task_digest: str | None = None, verifier_digest: str | None = None
+) -> Verdict:
+    """The verdict of a verification that was cut and must not be made again: nobody knows how it would have ended."""
+    return replace(
+        failed_verdict(failure, None, task_id=task_id),
+        task_digest=task_digest,
+        verifier_digest=verifier_digest,
+        caused_by=CausedBy.INFRASTRUCTURE,
     )
 
 

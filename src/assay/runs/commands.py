@@ -75,7 +75,7 @@ async def collect(run: OpenRun, setting: Setting | None = None, *, name: str = "
         if run.settings.agent.name == "replay":
             verifier = means.verifier
             stage = Stage(verifier.provider, verifier.state, verifier.settings.rootfs, verifier.settings.network)
-            replayed = await replay(run, catalogue, stage, setting.tell, setting.sleep)
+            replayed = await replay(run, catalogue, stage, setting.tell, setting.sleep, concurrency=means.concurrency)
             # Who is not in the source has no answer, and nobody can make one.
             needs = {Need.VERDICT}
     except CannotKeep as error:
@@ -109,7 +109,8 @@ async def regrade(
     """Verify kept answers again, all or those chosen, with today's verifiers, or with the Python file `verifier`.
 
     The workspace is restored from its snapshot. A verdict is added and none is touched; `assay.answers.changes` tells what
-    changed. One that was interrupted goes on where it was when it is asked for again with the same verifiers.
+    changed. One that was interrupted goes on where it was when it is asked for again with the same verifiers, graded the same
+    way.
     `changed_tasks`: answers to another version of their task, too. Raises as `collect` does.
     """
     setting, choice = setting or Setting(), choice or Choice()
@@ -122,6 +123,7 @@ async def regrade(
         "where": dict(choice.where),
         "verifiers": await asyncio.to_thread(lambda: catalogue.verifiers_digest),
         "changed_tasks": changed_tasks,
+        "grading": (setting.grading or run.settings.grading).to_json(),
     }
     order = Order("regrade", {Need.REGRADE}, choice=choice, settings=settings, join=True, changed_tasks=changed_tasks)
     command_id, tally = await Conductor(order, _means(run, setting, catalogue)).conduct()

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import traceback
 from asyncio import ALL_COMPLETED, FIRST_COMPLETED
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
@@ -24,13 +24,15 @@ from assay.answers import (
     Claim,
     Identity,
     Need,
+    attempts_at,
     find_answer,
     find_trajectory,
     verdicts_of,
 )
 from assay.failures import FailureEvent, event_for
 from assay.failures.kinds import SESSION_LOST
-from assay.grading import Verdict, failed_verdict
+from assay.grading import Verdict, lost_verdict
+from assay.grading.evidence import EvidenceStore
 from assay.runs.catalogue import Catalogue
 from assay.runs.keeping import CannotKeep, Sleep, finished, kept
 from assay.runs.left import Agent, Left
@@ -101,7 +103,9 @@ class Conductor:
         try:
             self._command = await self._write(lambda: store.begin_command(order.name, order.settings, join=order.join))
             await self._take_over()
-            self.tally.todo = await asyncio.to_thread(
+            if Need.VERDICT in order.needs:
+                await self._learn()
+            self.tally.todo = self.tally.done + await asyncio.to_thread(
                 lambda: store.waiting_now(
                     order.needs,
                     command_id=self._command,
@@ -175,11 +179,33 @@ class Conductor:
                 "`assay recover --session-lost` verifies the answer again all the same",
                 boundary="collection",
             )
-            verdict = failed_verdict(failure, None, task_id=attempt.identity.task_id)
-            await self._keep_lost(attempt.answer_id, verdict)
+            verdict = lost_verdict(failure, attempt.identity.task_id)
+            await self._keep_lost(attempt.identity, attempt.answer_id, verdict)
 
-    async def _keep_lost(self, answer_id: str, verdict: Verdict) -> None:
+    async def _learn(self) -> None:
+        """Settle what waited for evidence that came since: of `assay check`, of another run, of controls that ran again."""
+        known_here = EvidenceStore(self._means.verifier.state)
+        for waiting in await asyncio.to_thread(self._store.wanted_now):
+            known = await asyncio.to_thread(known_here.known, waiting.key)
+            if known.proven_by is None:
+                continue
+            # What verdicts told of the floor stands: it may be the declared one.
+            floor = waiting.floor if waiting.floor is not None else known.floor
+            await self._write(
+                lambda waiting=waiting, known=known, floor=floor: self._store.learn(  # type: ignore[misc]  # (the loop's own values)
+                    waiting.key,
+                    task_id=waiting.task_id,
+                    verifier_digest=waiting.verifier_digest,
+                    proven_by=known.proven_by,
+                    floor=floor,
+                )
+            )
+
+    async def _keep_lost(self, one: Identity, answer_id: str, verdict: Verdict) -> None:
         await self._write(lambda: self._store.keep_verdict(answer_id, verdict, command_id=self._command))
+        if not self._order.session_lost:
+            # Else this very command verifies it again, and tells what came of that.
+            self._tell_masked(one, verdict)
 
     async def _guarded(self, claim: Claim, slots: asyncio.Semaphore) -> None:
         async with slots:
@@ -224,8 +250,9 @@ class Conductor:
         """A verifier that is not stateless is never run twice on one answer, unless somebody asks for just that."""
         if self._is_stateless(task) or claim.answer_id is None or self._order.session_lost:
             return True
-        return not any(
-            kept_one.body.get("ended") is not None for kept_one in verdicts_of(self._store.database, claim.answer_id)
+        database = self._store.database
+        return not any(_has_run(verdict.body) for verdict in verdicts_of(database, claim.answer_id)) and not any(
+            attempt.begun_for_good for attempt in attempts_at(database, claim.identity)
         )
 
     def _is_stateless(self, task: Task) -> bool:
@@ -316,13 +343,16 @@ class Conductor:
         elif verdict.graded:
             self._tell("graded", one, reward=verdict.reward, verdict_id=verdict.verdict_id)
         else:
-            failure = verdict.failure or {}
-            self._tell("masked", one, kind=failure["kind"], reason=failure["reason"], verdict_id=verdict.verdict_id)
+            self._tell_masked(one, verdict)
         if result is not None:
             self.tally.open.difference_update(result.settled)
 
     async def _write(self, write: Callable[[], Awaitable[T]]) -> T:
         return await kept(write, self._means.sleep)
+
+    def _tell_masked(self, one: Identity, verdict: Verdict) -> None:
+        failure = verdict.failure or {}
+        self._tell("masked", one, kind=failure["kind"], reason=failure["reason"], verdict_id=verdict.verdict_id)
 
     def _skip(self, one: Identity, why: str, reason: str) -> None:
         self._tell("skipped", one, kind=why, reason=reason)
@@ -331,6 +361,11 @@ class Conductor:
         happened = Happened(what, one, about)
         self.tally.note(happened)
         self._means.watch(self.tally, happened)
+
+
+def _has_run(verdict: Mapping[str, Any]) -> bool:
+    """Whether a verifier ran for a verdict, or may have: of a lost session nobody knows."""
+    return verdict.get("ended") is not None or (verdict.get("failure") or {}).get("kind") == SESSION_LOST
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

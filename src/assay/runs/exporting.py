@@ -20,7 +20,6 @@ from assay.grading import WrongArgument
 
 ROWS: Final = "rollouts.jsonl"
 FAILURES: Final = "rollouts_failures.jsonl"
-_OURS_ALONE: Final = ("_assay_uncaptured",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +85,7 @@ def export(database: Database, out: Path, *, choice: Choice | None = None) -> Ex
 
 
 def _request(answer: Answer, numbers: Mapping[str, int]) -> dict[str, Any]:
-    row = {name: value for name, value in answer.extra.items() if name not in _OURS_ALONE}
-    row["response"] = answer.response
+    row = {**answer.extra, "response": answer.response}
     if answer.snapshot is not None:
         row["workspace"] = {"snapshot": answer.snapshot}
     if answer.task_digest is not None:

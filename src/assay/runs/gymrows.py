@@ -14,7 +14,8 @@ from assay.grading import WrongArgument
 from assay.runs.catalogue import Catalogue
 from assay.runs.left import Left
 from assay.runs.offers import Numbering, Offer, Problem
-from assay.runs.verifying import is_rows_own
+from assay.runs.performing import UNCAPTURED as UNCAPTURED_KINDS
+from assay.runs.verifying import UNCAPTURED, is_rows_own
 from assay.tasks import Task, canonical_json
 
 _LINE_MAX: Final = 256 * 1024 * 1024
@@ -60,7 +61,6 @@ def _offer(line: bytes, where: str, catalogue: Catalogue, numbering: Numbering, 
         if is_rows_own(name) and name in task.task_data and not _same(task.task_data[name], value):
             return Problem(where, f"contradicts the task {task.id}: {name} is something else there")
     response = row.get("response")
-    snapshot = _snapshot_of(row)
     if not isinstance(response, str | dict | None):
         return Problem(where, f"response must be an object or a text, got {type(response).__name__}")
     rollout = row.get("_ng_rollout_index")
@@ -69,7 +69,11 @@ def _offer(line: bytes, where: str, catalogue: Catalogue, numbering: Numbering, 
     one = numbering.identity(task.id, rollout, where)
     if isinstance(one, Problem):
         return one
-    if response is None and snapshot is None:
+    try:
+        snapshot, uncaptured = _snapshot_of(row), _is_uncaptured(row)
+    except ValueError as error:
+        return Problem(where, str(error), one)
+    if response is None and snapshot is None and not uncaptured:
         failed = row.get("_ng_failure_class") or row.get("failure_kind")
         said = f" (its program says {failed})" if failed else ""
         return Problem(where, f"holds no answer: no response{said}", one)
@@ -123,9 +127,31 @@ def _task_of(row: Mapping[str, Any], catalogue: Catalogue) -> Task | str:
 
 
 def _snapshot_of(row: Mapping[str, Any]) -> str | None:
+    """The workspace that a row names. Raises `ValueError` for one that cannot be had: the untouched environment is another."""
     workspace = row.get("workspace")
-    found = workspace.get("snapshot") if isinstance(workspace, dict) else None
-    return found if isinstance(found, str) else None
+    if workspace is None:
+        return None
+    snapshot = workspace.get("snapshot") if isinstance(workspace, dict) and len(workspace) == 1 else None
+    if isinstance(snapshot, str):
+        return snapshot
+    got = f"{{{', '.join(map(repr, workspace))}}}" if isinstance(workspace, dict) else type(workspace).__name__
+    raise ValueError(f'workspace must be {{"snapshot": "sha256:…"}}, of a run\'s --snapshots, got {got:.200}')
+
+
+def _is_uncaptured(row: Mapping[str, Any]) -> bool:
+    """Whether a row says why its workspace could not be captured. Raises `ValueError` when it says something else there."""
+    record = row.get(UNCAPTURED)
+    if record is None:
+        return False
+    try:
+        kind = FailureEvent.from_record(record).kind
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ValueError(f"{UNCAPTURED} is no record of a failure: {error}") from None
+    if kind not in UNCAPTURED_KINDS:
+        raise ValueError(f"{UNCAPTURED} must be of {' or '.join(UNCAPTURED_KINDS)}, got {kind}")
+    if row.get("workspace") is not None:
+        raise ValueError(f"has both a workspace and {UNCAPTURED}; there is one or the other")
+    return True
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -26,6 +27,9 @@ from assay.runs.settings import RunSettings
 _ROWS: Final = "run.sqlite"
 _SNAPSHOTS: Final = "snapshots"
 _PLACES: Final = "places.json"
+_NAMESPACE_MAX: Final = 63
+"""PostgreSQL cuts longer names without a word."""
+_DIGITS: Final = 16
 _PASSWORD: Final = re.compile(r"(://[^/@:]*):[^@/]*@")
 
 
@@ -40,8 +44,12 @@ class Place:
     @property
     def namespace(self) -> str:
         """The schema of the run in PostgreSQL: several machines that name their folder alike share a run."""
-        name = re.sub(r"[^a-z0-9_]+", "_", self.folder.name.lower()).strip("_")
-        return f"run_{name}"[:63]
+        name = "run_" + re.sub(r"[^a-z0-9_]+", "_", self.folder.name.lower()).strip("_")
+        if len(name) <= _NAMESPACE_MAX:
+            return name
+        # Cut alone, two long names that begin alike would be one run.
+        digest = hashlib.sha256(name.encode()).hexdigest()[:_DIGITS]
+        return f"{name[: _NAMESPACE_MAX - _DIGITS - 1]}_{digest}"
 
 
 @dataclass(frozen=True, slots=True)

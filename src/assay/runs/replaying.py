@@ -25,7 +25,7 @@ from assay.runs.place import OpenRun
 from assay.workspaces import Found
 
 _AT_ONCE: Final = 64
-"""Answers whose writes share their waits for the disk."""
+"""Answers that are looked at together; those that are made ready at once share their waits for the disk."""
 _PROBLEMS_MAX: Final = 100
 
 
@@ -55,9 +55,9 @@ class Replayed:
 
 
 async def replay(
-    run: OpenRun, catalogue: Catalogue, stage: Stage, tell: Callable[[str], None], sleep: Sleep
+    run: OpenRun, catalogue: Catalogue, stage: Stage, tell: Callable[[str], None], sleep: Sleep, *, concurrency: int
 ) -> Replayed:
-    """Keep every answer of the run's source that is not kept yet. An answer is taken whole or not at all.
+    """Keep every answer of the run's source that is not kept yet, `concurrency` at once. One is taken whole or not at all.
 
     `tell` gets a sentence for each thing that cannot be taken; the rest goes on. Raises `WrongArgument` for a source that
     is none, and `CannotKeep`.
@@ -68,6 +68,7 @@ async def replay(
         lambda: {one.identity for one in outcomes(run.store.database) if one.answer_id is not None}
     )
     offers = _offers(source, catalogue, stage)
+    slots = asyncio.Semaphore(concurrency)
     while batch := await asyncio.to_thread(lambda: list(islice(offers, _AT_ONCE))):
         new: list[Offer] = []
         missing: list[Identity] = []
@@ -83,7 +84,7 @@ async def replay(
         # Planned in the source's order; keeping is not in any.
         planned = [*(offer.identity for offer in new), *missing]
         await kept(lambda planned=planned: run.store.plan(planned), sleep)  # type: ignore[misc]  # (the loop's own value)
-        for problem in await asyncio.gather(*(_keep(run, offer, sleep) for offer in new)):
+        for problem in await asyncio.gather(*(_keep(run, offer, sleep, slots) for offer in new)):
             if problem is None:
                 found.kept += 1
             else:
@@ -107,9 +108,9 @@ def _offers(source: Path, catalogue: Catalogue, stage: Stage) -> Iterator[Offer 
     )
 
 
-async def _keep(run: OpenRun, offer: Offer, sleep: Sleep) -> Problem | None:
+async def _keep(run: OpenRun, offer: Offer, sleep: Sleep, slots: asyncio.Semaphore) -> Problem | None:
     try:
-        async with offer.left() as left:
+        async with slots, offer.left() as left:
             snapshot = offer.snapshot
             dropped: tuple[Found, ...] = ()
             if isinstance(left.workspace, FailureEvent):
@@ -137,4 +138,7 @@ async def _keep(run: OpenRun, offer: Offer, sleep: Sleep) -> Problem | None:
         return Problem(offer.where, str(error))
     except FailureEvent as failure:
         return Problem(offer.where, failure.reason)
+    except OSError as error:
+        # This machine's disk or descriptors, while the answer was made ready: the same command takes it later.
+        return Problem(offer.where, f"cannot be made ready: {error}")
     return None

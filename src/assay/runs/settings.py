@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,6 +83,10 @@ class GradingSettings:
     judges: Mapping[str, str] = field(default_factory=dict)
     """Base URLs by name, in place of the dataset's."""
 
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        return {**asdict(replace(self, judges={})), "judges": dict(self.judges)}
+
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
@@ -96,10 +100,9 @@ class RunSettings:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; `from_json` reads them."""
-        record = asdict(self)
+        record = asdict(replace(self, grading=GradingSettings()))
         record["agent"]["env"] = list(self.agent.env)
-        record["grading"]["judges"] = dict(self.grading.judges)
-        return record
+        return {**record, "grading": self.grading.to_json()}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> RunSettings:

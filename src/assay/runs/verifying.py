@@ -97,6 +97,9 @@ class Verifier:
         except asyncio.CancelledError:
             stop.set()
             await asyncio.wait([opening])
+            if not opening.cancelled():
+                # That it was stopped: asked for, or it would be logged as lost.
+                opening.exception()
             raise
 
 

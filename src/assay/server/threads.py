@@ -23,6 +23,9 @@ async def whole(work: Callable[[threading.Event], T]) -> T:
     except asyncio.CancelledError:
         stop.set()
         await asyncio.wait([running])
+        if not running.cancelled():
+            # That it was stopped: asked for, or it would be logged as lost.
+            running.exception()
         raise
 
 

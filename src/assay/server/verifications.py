@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from assay.failures import FailureEvent, event_for
 from assay.failures.kinds import PERSISTENCE_FAILED, PROVIDER_UNAVAILABLE, SESSION_LOST
-from assay.grading import CausedBy, Verdict, failed_verdict
+from assay.grading import CausedBy, Verdict, failed_verdict, lost_verdict
 
 from .admission import Admission, Deadline
 from .catalogue import Catalogue, Chosen
@@ -140,11 +140,8 @@ class Verifications:
             operation="verify",
             operation_id=key,
         )
-        verdict = replace(
-            failed_verdict(failure, None, task_id=kept.task_id),
-            task_digest=kept.task_digest,
-            verifier_digest=kept.verifier_digest,
-            caused_by=CausedBy.INFRASTRUCTURE,
+        verdict = lost_verdict(
+            failure, kept.task_id, task_digest=kept.task_digest, verifier_digest=kept.verifier_digest
         )
         known = Key(client, key, kept.body, kept.task_id, kept.task_digest, kept.verifier_digest)
         try:
