@@ -20,6 +20,7 @@ from pathlib import Path
 
 from assay.grading import grade
 from assay.sandbox import Overlay, ReadOnly, Sandbox, SandboxSpec, Writable, get_provider
+from assay.sandbox.namespaces import get_ready
 from assay.sandbox.runtime import find_bubblewrap
 from assay.tasks import Task, load_task, stage_tests
 from assay.workspaces import scratch_folder
@@ -29,6 +30,7 @@ from . import http
 HERE = Path(__file__).parent
 VERIFIER = "def verify(workspace):\n    return float((workspace / 'answer.txt').read_text() == '42\\n')\n"
 TRUE_UID = 65534 if os.geteuid() == 0 else None
+PYTHON = "/usr/bin/python3"
 ASSAY = [sys.executable, "-m", "assay.cli.main"]
 
 
@@ -44,6 +46,7 @@ def main() -> None:
         stage_tests(task, tests, task_data={}, response=None)
         # What bubblewrap alone starts belongs to whoever starts it; the runner has to write its reward somewhere.
         loop = asyncio.new_event_loop()
+        loop.run_until_complete(get_ready(SandboxSpec(interpreter=PYTHON)))
         launched = loop.run_until_complete(get_provider("namespaces").create(true_spec(workspace, tests)))
         cases: dict[str, Callable[[], object]] = {
             "setpriv + bwrap, true": lambda: bare_bwrap(["true"], workspace, tests, uid=TRUE_UID),
@@ -51,8 +54,11 @@ def main() -> None:
             "namespaces, true in a sandbox of its own": lambda: loop.run_until_complete(whole_true(workspace, tests)),
             "bwrap, python3 -I -c pass": lambda: bare_bwrap(["python3", "-I", "-c", "pass"], workspace, tests),
             "bwrap, the runner and the same verifier": lambda: bare_bwrap(runner(), workspace, tests),
-            "grade(), cold, in process": lambda: asyncio.run(cold(task, workspace, root, "namespaces")),
-            "grade(), cold, on bubblewrap": lambda: asyncio.run(cold(task, workspace, root, "bubblewrap")),
+            "grade(), warm, in process": lambda: loop.run_until_complete(graded(task, workspace, root, warm=True)),
+            "grade(), cold, in process": lambda: loop.run_until_complete(graded(task, workspace, root)),
+            "grade(), cold, on bubblewrap": lambda: loop.run_until_complete(
+                graded(task, workspace, root, "bubblewrap")
+            ),
             "assay verify, as a command": lambda: command("verify", task.folder, "--workspace", workspace, state=root),
             "assay --help, as a command": lambda: command("--help", state=root),
         }
@@ -67,6 +73,9 @@ def main() -> None:
         / medians["setpriv + bwrap, true"],
         "cold_over_bwrap_runner": medians["grade(), cold, in process"]
         / medians["bwrap, the runner and the same verifier"],
+        "bwrap_runner_over_warm": medians["bwrap, the runner and the same verifier"]
+        / medians["grade(), warm, in process"],
+        "bwrap_python_over_warm": medians["bwrap, python3 -I -c pass"] / medians["grade(), warm, in process"],
         "cold_over_bwrap_python": medians["grade(), cold, in process"] / medians["bwrap, python3 -I -c pass"],
     }
     report(medians, ratios, runs)
@@ -131,8 +140,8 @@ async def whole_true(workspace: Path, tests: Path) -> None:
     await sandbox.close()
 
 
-async def cold(task: Task, workspace: Path, state: Path, provider: str) -> None:
-    verdict = await grade(task, workspace, state=state, sandbox=get_provider(provider))
+async def graded(task: Task, workspace: Path, state: Path, provider: str = "namespaces", *, warm: bool = False) -> None:
+    verdict = await grade(task, workspace, state=state, sandbox=get_provider(provider), warm=warm)
     if verdict.reward != 1.0:
         raise SystemExit(f"the benchmark's own verification failed: {verdict.failure}")
 
