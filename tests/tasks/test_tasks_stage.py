@@ -244,3 +244,30 @@ def test_a_socket_in_the_tests_is_refused(put: Put, tmp_path: Path) -> None:
     os.mkfifo(path / "tests/pipe")
     with pytest.raises(TaskInvalid, match="tests/pipe: is a socket, FIFO or device"):
         stage_tests(load_task(path), tmp_path / "out", task_data={}, response=None)
+
+
+ASKS = "from assay.verifiers import ask_judge\n\ndef verify(workspace):\n    return float(ask_judge('?') == 'yes')\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "asks"),
+    [
+        ({"tests/verifier.py": "def verify(workspace):\n    return 1\n"}, False),
+        ({"tests/verifier.py": ASKS}, True),
+        (
+            {
+                "tests/verifier.py": "import helper\n\ndef verify(workspace):\n    return helper.verify(workspace)\n",
+                "tests/helper.py": ASKS,
+            },
+            True,
+        ),
+        ({"tests/test.sh": "# ask_judge\n"}, False),
+    ],
+)
+def test_whether_a_verifier_asks_a_judge_is_the_same_when_it_is_published(
+    put: Put, tmp_path: Path, files: Mapping[str, str], asks: bool
+) -> None:
+    task = load_task(put("t", {"task.toml": "", **files}))
+    assert task.asks_judge is asks
+    stage_tests(task, tmp_path / "published/t/tests", task_data={}, response=None)
+    assert load_task(put("published/t", {"task.toml": ""})).asks_judge is asks

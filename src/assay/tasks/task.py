@@ -101,10 +101,8 @@ class Task:
     @cached_property
     def asks_judge(self) -> bool:
         """Whether the code of its verifier, or of a step's, names `ask_judge`."""
-        files = [entry for entry in self.source.entries("tests") if entry.path.endswith(".py")]
-        files += [
-            entry for entry in self.source.entries("steps") if entry.path.endswith(".py") and "/tests/" in entry.path
-        ]
+        files = [entry for entry in self.source.entries("tests") if _is_authors(entry.path)]
+        files += [entry for entry in self.source.entries("steps") if _is_authors(entry.path.partition("/tests/")[2])]
         if self.verifier.origin == "dataset":
             files.append(Entry("verifier.py", "file", self.verifier.path))
         return any(entry.kind == "file" and b"ask_judge" in entry.read() for entry in files)
@@ -128,3 +126,8 @@ class Task:
     def reward_range(self) -> tuple[float, float] | None:
         """The declared bounds of the reward; None when none are declared."""
         return self.settings.reward_range
+
+
+def _is_authors(path: str) -> bool:
+    """Whether a path in a tests folder is Python of the author's, not the helpers that the shim has laid beside it."""
+    return path.endswith(".py") and not path.startswith((".ng/assay/", ".ng/nemo_gym/"))
