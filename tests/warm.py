@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,3 @@ def is_warm(sandbox: Any) -> bool:
     """Whether the sandbox's slot has an interpreter that waits."""
     inner = sandbox.inner if isinstance(sandbox, _Warm) else sandbox
     return inner._maker.slot.interpreter is not None
-
-
-Env = Mapping[str, str]

@@ -17,7 +17,7 @@ import assay.workspaces.unpack as unpacking
 from archives import END, Bytes, Item, extended, file, folder, hard_link, header, padded, symlink, tar
 from assay.workspaces import ArchiveInvalid, ArchiveTooLarge, Caps, scratch_folder
 from assay.workspaces.archive import FileSlice, Meter, Metered, decompressed
-from assay.workspaces.copying import TargetError
+from assay.workspaces.caps import TargetError
 from assay.workspaces.tar import Kind
 from assay.workspaces.unpack import Unpacker, unpack
 

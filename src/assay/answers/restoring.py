@@ -17,8 +17,9 @@ from typing import Final
 
 from assay.answers.cursor import Cursor
 from assay.workspaces.archive import CHUNK, ArchiveInvalid, Meter, Source, drain
+from assay.workspaces.caps import Caps, Stopped, TargetError
 from assay.workspaces.capture import KEPT_MODE
-from assay.workspaces.copying import Caps, Stopped, TargetError, manifest_record
+from assay.workspaces.copying import manifest_record
 from assay.workspaces.opener import opened
 from assay.workspaces.tar import Entry, Kind, TarReader
 

@@ -21,7 +21,7 @@ from assay.failures import FailureEvent
 from assay.failures.kinds import CANCELLED, WORKSPACE_LIMIT
 from assay.workspaces import ArchiveInvalid, ArchiveTooLarge, Caps, Capture, Found, WorkspaceInvalid, capture
 from assay.workspaces.archive import FileSlice, Meter, Metered, decompressed, skip_by_reading
-from assay.workspaces.copying import Stopped, TargetError
+from assay.workspaces.caps import Stopped, TargetError
 from assay.workspaces.opener import opened
 from assay.workspaces.tar import Kind
 from assay.workspaces.unpack import unpack

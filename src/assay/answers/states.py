@@ -38,31 +38,8 @@ def is_recoverable(kind: str | None, caused_by: str | None, *, terminal: bool = 
     return kind in _MAY_HAVE_PASSED or is_infrastructure(kind) or caused_by == "infrastructure"
 
 
-def state_of(
-    *,
-    answered: bool,
-    status: str | None,
-    recoverable: bool,
-    terminal: bool,
-    kind: str | None,
-    tries: int,
-    budget: int = BUDGET,
-    session_lost: bool = False,
-) -> str:
-    """The state of an identity. `session_lost`: whether lost sessions count as recoverable."""
-    if status == "graded":
-        return "scored"
-    if status == "failed" and not recoverable and not (session_lost and kind == SESSION_LOST and not terminal):
-        return "terminal"
-    if not answered and terminal:
-        return "terminal"
-    if tries >= budget:
-        return "exhausted"
-    return "recoverable" if answered else "missing"
-
-
 def state_column(budget: int = BUDGET, *, session_lost: bool = False) -> ColumnElement[str]:
-    """`state_of` as a column of a query on `identity`."""
+    """The state of an identity, as a column of a query. `session_lost`: whether lost sessions count as recoverable."""
     rows = identity.c
     open_to_recovery = rows.recoverable == 1
     if session_lost:

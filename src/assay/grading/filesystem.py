@@ -11,7 +11,6 @@ from pathlib import Path
 
 from assay.workspaces import Capture, capture, remove_tree
 
-_MOST_LINKS = 40
 _MADE_AFRESH = ("dev", "proc", "sys")
 _REAL_FOLDERS = ("tmp", "logs", "logs/agent", "logs/artifacts", "var/tmp", "run")
 """Parents first: below a link nothing is looked at."""

@@ -30,7 +30,7 @@ from assay.workspaces.archive import (
     is_compressed,
     read_exactly,
 )
-from assay.workspaces.copying import TargetError
+from assay.workspaces.caps import TargetError
 from assay.workspaces.inside import parts_of
 from assay.workspaces.tar import Kind, TarReader
 

@@ -21,7 +21,7 @@ from assay.images.record import ImportedImage, record_path, remove_record, write
 from assay.images.shelf import changing, is_root_folder, staging_place
 from assay.workspaces import ArchiveInvalid, Caps, scratch_folder
 from assay.workspaces.archive import FileSlice, Meter, Metered
-from assay.workspaces.copying import TargetError
+from assay.workspaces.caps import TargetError
 from assay.workspaces.opener import opened
 from assay.workspaces.unpack import Unpacker, unpack
 

@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass, replace
 
 from assay.sandbox.base import Capability, SandboxSpec
-from assay.sandbox.hosted import COMMAND_NOT_FOUND, Command, HostedSandbox, create_in_thread, in_memory
+from assay.sandbox.hosted import COMMAND_NOT_FOUND, Command, HostedSandbox, in_memory
 from assay.sandbox.hostetc import HOSTNAME, SANDBOX_UID, shared_etc
 from assay.sandbox.launch import End, Seen, Starter, Stdio, Wires, documents, local_failure
 from assay.sandbox.layout import bubblewrap_options, make_skeletons, plan_sandbox
@@ -22,7 +22,7 @@ from assay.sandbox.parts import fresh_tenant, make_parts, own_process_limit
 from assay.sandbox.reach import Reach, make_reach
 from assay.sandbox.runtime import Bubblewrap, Tools, confined, find_bubblewrap, find_tools
 from assay.sandbox.seccomp import filter_program
-from assay.sandbox.trial import try_out
+from assay.sandbox.trial import TriedProvider
 
 _NAMESPACES = (
     *("--unshare-all", "--unshare-user", "--disable-userns"),
@@ -33,26 +33,19 @@ _ARGUMENTS_MAX = 8_900
 """bubblewrap takes 9,000 arguments, its own options included."""
 
 
-class BubblewrapProvider:
+class BubblewrapProvider(TriedProvider):
     """Makes sandboxes with bubblewrap, on the host's own `/usr` or on a root folder."""
 
     name = "bubblewrap"
     isolated = True
 
-    def __init__(self) -> None:
-        """Looks at nothing yet: the machine is looked at when the first sandbox, or the capabilities, are asked for."""
-        self._capabilities: frozenset[Capability] = frozenset()
+    def make(self, spec: SandboxSpec) -> HostedSandbox:
+        """See `TriedProvider.make`."""
+        return _make(spec)
 
-    def capabilities(self) -> frozenset[Capability]:
-        """What this machine lets bubblewrap guarantee, found by running one sandbox. Empty where none can be made."""
-        # What failed may have been a passing fault: only a success is remembered.
-        if not self._capabilities:
-            self._capabilities = try_out(self, isolating_claims)
-        return self._capabilities
-
-    async def create(self, spec: SandboxSpec) -> HostedSandbox:
-        """See `Provider.create`."""
-        return await create_in_thread(lambda: _make(spec))
+    def claims(self) -> frozenset[Capability]:
+        """See `TriedProvider.claims`."""
+        return isolating_claims()
 
 
 def _make(spec: SandboxSpec) -> HostedSandbox:

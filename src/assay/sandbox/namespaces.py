@@ -18,7 +18,7 @@ from typing import Any
 
 from assay.sandbox.base import Capability, Limits, SandboxSpec
 from assay.sandbox.cgroups import half_of_memory
-from assay.sandbox.hosted import Command, HostedSandbox, create_in_thread
+from assay.sandbox.hosted import Command, HostedSandbox
 from assay.sandbox.hostetc import SANDBOX_UID, shared_etc
 from assay.sandbox.interpreter import Interpreter
 from assay.sandbox.launch import SetupFailed, Stdio, local_failure
@@ -32,7 +32,7 @@ from assay.sandbox.slotpool import POOL
 from assay.sandbox.slotrun import Blueprint, SlotRun, prepare
 from assay.sandbox.slots import Slot
 from assay.sandbox.sources import NOTHING, Laid, Source
-from assay.sandbox.trial import try_out
+from assay.sandbox.trial import TriedProvider
 
 _QUIET = kernel.NOSUID | kernel.NODEV
 _READ_ONLY = _QUIET | kernel.RDONLY
@@ -41,26 +41,19 @@ _OTHERS = 4
 and one to spare."""
 
 
-class NamespacesProvider:
+class NamespacesProvider(TriedProvider):
     """Makes sandboxes with the launcher, on the host's own `/usr` or on a root folder, which may be the root itself."""
 
     name = "namespaces"
     isolated = True
 
-    def __init__(self) -> None:
-        """Looks at nothing yet: the machine is looked at when the first sandbox, or the capabilities, are asked for."""
-        self._capabilities: frozenset[Capability] = frozenset()
+    def make(self, spec: SandboxSpec) -> HostedSandbox:
+        """See `TriedProvider.make`."""
+        return _make(spec)
 
-    def capabilities(self) -> frozenset[Capability]:
-        """What this machine lets the launcher guarantee, found by running one sandbox. Empty where none can be made."""
-        # What failed may have been a passing fault: only a success is remembered.
-        if not self._capabilities:
-            self._capabilities = try_out(self, isolating_claims)
-        return self._capabilities
-
-    async def create(self, spec: SandboxSpec) -> HostedSandbox:
-        """See `Provider.create`."""
-        return await create_in_thread(lambda: _make(spec))
+    def claims(self) -> frozenset[Capability]:
+        """See `TriedProvider.claims`."""
+        return isolating_claims()
 
 
 def close_idle() -> None:

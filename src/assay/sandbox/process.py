@@ -16,38 +16,31 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from assay.sandbox.base import Capability, ReadOnly, SandboxSpec
-from assay.sandbox.hosted import Command, HostedSandbox, create_in_thread, in_memory
+from assay.sandbox.hosted import Command, HostedSandbox, in_memory
 from assay.sandbox.launch import End, Seen, Starter, Stdio, Wires, local_failure
 from assay.sandbox.layout import Step, make_skeletons, plan_sandbox
 from assay.sandbox.machine import limits_that_hold, usable_hierarchy
 from assay.sandbox.parts import fresh_tenant, make_parts, own_process_limit
 from assay.sandbox.runtime import STARTERS, Tools, find_tools, limited
-from assay.sandbox.trial import try_out
+from assay.sandbox.trial import TriedProvider
 
 _STARTED = b"started"
 _IN_FOLDER = 'cd -- "$1" || exit 127; shift; exec "$@"'
 
 
-class ProcessProvider:
+class ProcessProvider(TriedProvider):
     """Runs commands on the host as they are. Not a sandbox: a verdict from it has `"trust": "none"`."""
 
     name = "process"
     isolated = False
 
-    def __init__(self) -> None:
-        """Looks at nothing yet."""
-        self._capabilities: frozenset[Capability] = frozenset()
+    def make(self, spec: SandboxSpec) -> HostedSandbox:
+        """See `TriedProvider.make`. A spec without network gets the network all the same."""
+        return _make(spec)
 
-    def capabilities(self) -> frozenset[Capability]:
-        """The little that holds without isolation, found by running one command. Empty where even that cannot be done."""
-        # What failed may have been a passing fault: only a success is remembered.
-        if not self._capabilities:
-            self._capabilities = try_out(self, _claims)
-        return self._capabilities
-
-    async def create(self, spec: SandboxSpec) -> HostedSandbox:
-        """See `Provider.create`. A spec without network gets the network all the same."""
-        return await create_in_thread(lambda: _make(spec))
+    def claims(self) -> frozenset[Capability]:
+        """See `TriedProvider.claims`."""
+        return _claims()
 
 
 def _claims() -> frozenset[Capability]:

@@ -16,7 +16,6 @@ from assay.failures import FailureEvent
 
 _LOW_32_BITS = 0xFFFF_FFFF
 
-_AF_VSOCK = 40
 _F_SETLEASE = 1024
 _FAMILIES = (1, 2, 10, 16)
 """unix, inet, inet6, netlink (`getifaddrs`): the others reach the hypervisor (vsock) or rarely used kernel code."""

@@ -13,7 +13,7 @@ from assay.failures import FailureEvent
 from assay.failures.kinds import WORKSPACE_INVALID, WORKSPACE_LIMIT
 from assay.workspaces import ArchiveInvalid, Caps
 from assay.workspaces.archive import Meter, Metered, decompressed, skip_by_reading
-from assay.workspaces.copying import TargetError
+from assay.workspaces.caps import TargetError
 from assay.workspaces.tar import Kind
 from assay.workspaces.unpack import unpack
 

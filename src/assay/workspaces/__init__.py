@@ -1,8 +1,8 @@
 """What an agent left behind: captured safely, named by digest; and the only ways that host code touches it."""
 
 from assay.workspaces.archive import ArchiveInvalid, ArchiveTooLarge
+from assay.workspaces.caps import Caps
 from assay.workspaces.capture import Capture, WorkspaceInvalid, capture
-from assay.workspaces.copying import Caps
 from assay.workspaces.inside import find_inside
 from assay.workspaces.listing import Found, list_folder
 from assay.workspaces.opener import Unreadable, Why, read_file, show

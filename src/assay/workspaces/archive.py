@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from assay.workspaces.copying import Caps
+from assay.workspaces.caps import Caps
 
 CHUNK: Final = 256 * 1024
 _COMPRESSED_CHUNK: Final = 64 * 1024

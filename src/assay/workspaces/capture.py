@@ -28,7 +28,8 @@ from assay.failures.kinds import (
     WORKSPACE_INVALID,
     WORKSPACE_LIMIT,
 )
-from assay.workspaces.copying import CapHit, Caps, SourceError, Stopped, TargetError, Walk
+from assay.workspaces.caps import CapHit, Caps, SourceError, Stopped, TargetError
+from assay.workspaces.copying import Walk
 from assay.workspaces.listing import Found
 from assay.workspaces.opener import show
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import BinaryIO, Final
 
+from assay.workspaces.caps import CapHit, Caps, SourceError, Stopped, TargetError
 from assay.workspaces.listing import Found
 from assay.workspaces.opener import open_path, reopen, show, type_name
 
@@ -28,55 +29,6 @@ _SPARSE_FROM: Final = 64 * 1024
 _DROPPED_MAX: Final = 1000
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-@dataclass(frozen=True, slots=True)
-class Caps:
-    """How large a workspace may be."""
-
-    bytes: int = 20 * 1024**3
-    """Apparent size of all files and link targets: a sparse file counts in full, a hard link once per name."""
-    entries: int = 2_000_000
-    """Files, folders and links, those included that are dropped."""
-    depth: int = 1024
-    """Names in a path."""
-    path_bytes: int = 4 * 1024**3
-    """All paths of the manifest together: at full depth and with every entry they would be half a terabyte."""
-
-
-class SourceError(Exception):
-    """Something in the source cannot be read."""
-
-    def __init__(self, path: str, error: OSError) -> None:
-        """`path` is relative to the source, fit for showing."""
-        super().__init__(path, error)
-        self.path = path
-        self.error = error
-
-
-class TargetError(Exception):
-    """The copy cannot be written."""
-
-    def __init__(self, path: str, error: OSError) -> None:
-        """`path` is relative to the target, fit for showing."""
-        super().__init__(path, error)
-        self.path = path
-        self.error = error
-
-
-class CapHit(Exception):
-    """The source is larger than a cap allows."""
-
-    def __init__(self, cap: str, limit: int, path: str) -> None:
-        """`cap` is the field of `Caps`, `path` where the walk was."""
-        super().__init__(cap, limit, path)
-        self.cap = cap
-        self.limit = limit
-        self.path = path
-
-
-class Stopped(Exception):
-    """The `stop` event was set."""
 
 
 @dataclass(slots=True)

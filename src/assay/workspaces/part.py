@@ -10,8 +10,8 @@ from typing import Final
 
 from assay.failures import FailureEvent
 from assay.failures.kinds import PERSISTENCE_FAILED, WORKSPACE_LIMIT
+from assay.workspaces.caps import Caps
 from assay.workspaces.capture import capture
-from assay.workspaces.copying import Caps
 from assay.workspaces.opener import open_path, opened, reopen, show
 
 _CHUNK: Final = 1024 * 1024

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from assay.workspaces.copying import Caps, SourceError, TargetError, Walk
+from assay.workspaces.caps import Caps, SourceError, TargetError
+from assay.workspaces.copying import Walk
 from assay.workspaces.opener import open_path, opened, reopen, show
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from assay.workspaces.archive import CHUNK, ArchiveInvalid, ArchiveTooLarge, Meter, Source, drain
-from assay.workspaces.copying import TargetError
+from assay.workspaces.caps import TargetError
 from assay.workspaces.inside import Inside, NotInside, make_folder, parts_of, set_mode
 from assay.workspaces.listing import Found
 from assay.workspaces.opener import opened, show
