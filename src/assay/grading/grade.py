@@ -204,7 +204,9 @@ async def _grade_step(job: Job, workspace: Folders | FailureEvent, given: _Given
 
 def _step_of(workspace: Folder, name: str) -> Folder:
     if isinstance(workspace, Captured):
-        return Captured(workspace.folder / name)
+        own = workspace.folder / name
+        # What is not there, or no folder, its capture refuses in its own words.
+        return Captured(own) if own.is_dir() and not own.is_symlink() else own
     return Path(workspace) / name
 
 

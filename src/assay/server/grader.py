@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from assay.client import judges_of
-from assay.grading import Verdict, grade
+from assay.grading import Captured, Verdict, grade
 from assay.sandbox import Provider
 from assay.workspaces import Unreadable, read_file
 
@@ -35,7 +35,7 @@ class Grader(Protocol):
     """Verifies one answer."""
 
     async def __call__(
-        self, chosen: Chosen, workspace: Path | None, response: Mapping[str, Any] | str | None
+        self, chosen: Chosen, workspace: Path | Captured | None, response: Mapping[str, Any] | str | None
     ) -> Graded:
         """The verdict; cancelling it kills what runs for it."""
         ...
@@ -55,7 +55,7 @@ class SandboxGrader:
     """Base URLs of judges by name, in place of the dataset's own."""
 
     async def __call__(
-        self, chosen: Chosen, workspace: Path | None, response: Mapping[str, Any] | str | None
+        self, chosen: Chosen, workspace: Path | Captured | None, response: Mapping[str, Any] | str | None
     ) -> Graded:
         """See `Grader`."""
         async with scratch("served") as folder:
