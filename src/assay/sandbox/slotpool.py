@@ -276,6 +276,8 @@ class SlotPool:
             atexit.register(self._close_all)
 
     def _forget(self) -> None:
+        for slot in self._all:
+            slot.forget()
         self._lock = threading.Lock()
         self._renewed, self._moment = threading.Condition(self._lock), threading.Event()
         self._idle, self._all, self._growing = [], set(), None

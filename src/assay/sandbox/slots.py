@@ -235,6 +235,13 @@ class Slot:
             left, self._server.left = self._server.left, []
             _close_all(left)
 
+    def forget(self) -> None:
+        """In a forked child: let go of what the parent holds, or memory of dead sandboxes would stay as long as the child."""
+        if self._server is not None:
+            mounts = [*self._server.mounts, *self._server.left]
+            self._server.mounts, self._server.left = [], []
+            _close_all(mounts)
+
     def leave_bay(self) -> None:
         """Free what was made ready. The fork that built it is of no further use."""
         if self.bay is not None:
