@@ -24,7 +24,8 @@ SPEC = SandboxSpec(mounts=(Writable("/out"),))
 
 @pytest.fixture
 def own_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlotPool]:
-    """A pool without slots that other tests have used."""
+    """A pool of one slot, at most, that no other test has used."""
+    monkeypatch.setattr("assay.sandbox.slotpool._idle_most", lambda: 1)
     pool = SlotPool()
     monkeypatch.setattr("assay.sandbox.namespaces.POOL", pool)
     yield pool
