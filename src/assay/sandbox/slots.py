@@ -378,7 +378,7 @@ class _Server:
             text = os.read(self._said, 4096).decode("utf-8", "replace").strip()
         self.stop()
         return FailureEvent(
-            "provider_unavailable", f"a slot server could not be started: {error or text or 'it ended'}"
+            "provider_unavailable", f"a slot server could not be started: {str(error) or text or 'it ended'}"
         )
 
     def waits(self, word: str) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from assay.failures import FailureEvent
 from assay.sandbox import MIB, Capability, Ended, Limits, SandboxSpec, Writable
 from assay.sandbox import slotpool as pool_module
 from assay.sandbox import slotrun as slotrun_module
@@ -225,6 +226,16 @@ async def test_slots_are_used_again_and_kept_few(own_pool: SlotPool, monkeypatch
     other = await provider.create(SandboxSpec(network=True))
     assert keeper_of(other) not in keepers, "a slot with the host's network is another"
     await other.close()
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [("import os; os.kill(os.getpid(), 9)", "it ended"), ("import sys; sys.exit('no room')", "no room")],
+)
+def test_a_server_that_cannot_be_started_says_why(program: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay.sandbox.slots._PROGRAM", program)
+    with pytest.raises(FailureEvent, match=f"a slot server could not be started: {why}$"):
+        Slot(network=False, user=1000, base=NOTHING)
 
 
 KIND = SlotKind(network=False, user=1000, base=NOTHING)
