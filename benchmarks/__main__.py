@@ -53,7 +53,7 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--runs", type=_positive, default=30, metavar="N", help="turns (default: 30)")
+    parser.add_argument("--runs", type=work.positive, default=30, metavar="N", help="turns (default: 30)")
     parser.add_argument(
         "--only",
         action="append",
@@ -68,12 +68,6 @@ def _options() -> argparse.Namespace:
     if not options.json.absolute().parent.is_dir():
         parser.error(f"--json {options.json}: there is no folder {options.json.absolute().parent}")
     return options
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 up, got {text!r}")
-    return int(text)
 
 
 def _names() -> list[str]:

@@ -6,6 +6,7 @@ The answers of the rows are captured before anything is timed, and `grade` is to
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import gc
 import os
@@ -111,6 +112,13 @@ def clear() -> None:
 def tell(text: str) -> None:
     """Progress: on stderr, where nobody parses it."""
     print(text, file=sys.stderr, flush=True)
+
+
+def positive(text: str) -> int:
+    """A number of an option."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 up, got {text!r}")
+    return int(text)
 
 
 def check_machine() -> None:
