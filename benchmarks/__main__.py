@@ -16,10 +16,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from . import http, load, ratios, turns, work
+from . import captures, http, load, peers, profile, ratios, turns, work
 
 RESULTS = Path(__file__).parent / "results.json"
-SECTIONS = ("http_layer",)
+SECTIONS = ("profile", "captures", "http_layer")
 """What else there is to measure, beside ratios and cases."""
 
 
@@ -29,26 +29,46 @@ def main() -> None:
     chosen = _chosen(options.only)
     wanted = {name for ratio in ratios.ALL if ratio.name in chosen for name in (ratio.above, ratio.below)}
     wanted |= chosen & set(turns.names())
-    seconds = turns.measure(wanted, options.runs)
+    unmet = peers.install() if options.peers else None
+    if unmet is not None:
+        work.tell(f"peers: {unmet}")
+    seconds, notes = turns.measure(wanted, options.runs)
+    if unmet is not None:
+        notes |= dict.fromkeys((ratios.REWARDKIT, ratios.HARBOR), unmet)
     medians = {name: statistics.median(taken) for name, taken in seconds.items()}
-    more, raw, notes = load.measure(wanted, options.runs)
+    more, raw, reasons = load.measure(wanted, options.runs)
     medians |= more
     seconds |= raw
+    notes |= reasons
     results: dict[str, Any] = {
         "machine": _machine(),
         "runs": options.runs,
         "seconds": seconds,
         "medians": medians,
+        "not_measured": notes,
         "ratios": {ratio.name: ratio.value(medians) for ratio in ratios.ALL},
     }
-    print(f"medians of {options.runs} turns\n{ratios.measured(medians)}\n\n{ratios.table(medians, notes)}")
+    if wanted:
+        print(f"medians of {options.runs} turns\n{ratios.measured(medians)}\n")
+        print(ratios.table([ratio for ratio in ratios.ALL if ratio.name in chosen], medians, notes))
+    if "profile" in chosen:
+        work.tell("the steps of a warm verification")
+        try:
+            results["profile"] = profile.measure(max(20, 10 * options.runs))
+        except profile.NoSuchFunction as error:
+            raise SystemExit(str(error)) from None
+        print(f"\nsteps of a warm verification\n{profile.table(results['profile'])}")
+    if "captures" in chosen:
+        results["captures"] = captures.measure(min(options.runs, 10), large=options.large)
+        print(f"\ncaptures\n{captures.table(results['captures'])}")
     if "http_layer" in chosen:
         work.tell("the HTTP layer")
         results["http"] = http.measure()
         print("\nthe HTTP layer")
         for name, value in results["http"].items():
             print(f"  {name:50} {value:9.4g}")
-    options.json.write_text(json.dumps(results, indent=1))
+    if options.json is not None:
+        options.json.write_text(json.dumps(results, indent=1))
 
 
 def _options() -> argparse.Namespace:
@@ -60,12 +80,25 @@ def _options() -> argparse.Namespace:
         metavar="PATTERN",
         help="measure these alone: names of ratios, cases or sections, as the shell matches; may be given again",
     )
-    parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE", help="where the raw figures go")
+    parser.add_argument(
+        "--large", action="store_true", help="captures of 50,000 files and of 2 GB, too: minutes, and 9 GB"
+    )
+    parser.add_argument(
+        "--peers", action="store_true", help="install the peers first, into an environment of their own"
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help=f"where the raw figures go (default: benchmarks/{RESULTS.name}; with --only nowhere)",
+    )
     options = parser.parse_args()
+    if options.json is None and not options.only:
+        options.json = RESULTS
     for pattern in options.only or ():
         if not fnmatch.filter(_names(), pattern):
             parser.error(f"--only {pattern}: nothing has such a name; there is {', '.join(_names())}")
-    if not options.json.absolute().parent.is_dir():
+    if options.json is not None and not options.json.absolute().parent.is_dir():
         parser.error(f"--json {options.json}: there is no folder {options.json.absolute().parent}")
     return options
 

@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ _BUSY = 2
 _MANY = 4
 
 
-def measure(wanted: Collection[str], runs: int) -> tuple[dict[str, float], dict[str, list[float]], dict[str, str]]:
+def measure(wanted: Set[str], runs: int) -> tuple[dict[str, float], dict[str, list[float]], dict[str, str]]:
     """Medians by name, what they are of, and why something could not be measured."""
     cpus = sorted(os.sched_getaffinity(0))
     medians: dict[str, float] = {}

@@ -67,7 +67,7 @@ def measure(runs: int) -> dict[str, float]:
 async def _measure(own: work.Work, answer: Any, runs: int) -> dict[str, float]:
     await work.warm_up(own, answer)
     work.clear()
-    taken: dict[str, list[float]] = {mark.step: [] for mark in MARKS} | {ALL: []}
+    taken: dict[str, list[float]] = {step: [] for step in (*(mark.step for mark in MARKS), ALL)}
     with _marked() as seen:
         # The first ones are the wrappers' own.
         for number in range(-2, runs):

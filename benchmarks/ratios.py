@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 FLOOR = "fork + wait of a bare interpreter"
@@ -85,15 +85,15 @@ LAUNCHER = (
 ALL = SPECIFIED + LAUNCHER
 
 
-def table(medians: Mapping[str, float], notes: Mapping[str, str]) -> str:
-    """All ratios with their targets. `notes`: why something was not measured, by its name."""
+def table(shown: Sequence[Ratio], medians: Mapping[str, float], notes: Mapping[str, str]) -> str:
+    """Ratios with their targets. `notes`: why something was not measured, by its name."""
     lines = [f"{'ratio':37} {'value':>8}  {'target':8} "]
-    for ratio in ALL:
+    for ratio in shown:
         value = ratio.value(medians)
-        shown = f"{value:.2f}" if value is not None else "-"
+        printed = f"{value:.2f}" if value is not None else "-"
         why = notes.get(ratio.above) or notes.get(ratio.below) if value is None else None
         judged = f"{ratio.judged(value)}: {why}" if why else ratio.judged(value)
-        lines.append(f"{ratio.name:37} {shown:>8}  {ratio.target:8} {judged}".rstrip())
+        lines.append(f"{ratio.name:37} {printed:>8}  {ratio.target:8} {judged}".rstrip())
     return "\n".join(lines)
 
 

@@ -19,6 +19,7 @@ from assay.workspaces import scratch_folder
 from . import ratios, work
 from .bare import TRUE_UID, nothing, runner, timed_bwrap
 from .floor import Floor
+from .peers import HarborPhase, NotHere, Rewardkit
 from .served import Served
 from .work import Work
 
@@ -38,21 +39,29 @@ class Case:
     """How many of a turn count."""
     before: int = 0
     """How many come before them: what is to be measured back to back has had one of its own before it."""
+    every: int = 1
+    """Done in each so manieth turn: less often what takes seconds."""
 
 
-def measure(wanted: Collection[str], runs: int) -> dict[str, list[float]]:
-    """Seconds of each of the cases that are wanted, by name."""
+def measure(wanted: Collection[str], runs: int) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Seconds of each of the cases that are wanted, by name; and of those that this machine has not, why not."""
     with contextlib.ExitStack() as stack:
-        cases = _cases(wanted, stack)
+        cases, notes = _cases(wanted, stack)
         seconds: dict[str, list[float]] = {name: [] for name in cases}
         for turn in range(-_UNCOUNTED, runs if cases else 0):
             for name, case in cases.items():
+                if turn % case.every or name in notes:
+                    continue
                 work.clear()
-                taken = case.take(case.before + case.counted)
+                try:
+                    taken = case.take(case.before + case.counted)
+                except NotHere as reason:
+                    notes[name] = str(reason)
+                    continue
                 if turn >= 0:
                     seconds[name] += taken[case.before :]
             work.tell(f"turn {turn + 1} of {runs}" if turn >= 0 else "warming up")
-        return seconds
+        return {name: taken for name, taken in seconds.items() if name not in notes}, notes
 
 
 def names() -> list[str]:
@@ -60,12 +69,19 @@ def names() -> list[str]:
     return list(_MAKERS)
 
 
-def _cases(wanted: Collection[str], stack: contextlib.ExitStack) -> dict[str, Case]:
-    made = {name: make for name, make in _MAKERS.items() if name in wanted}
-    if not made:
-        return {}
+def _cases(wanted: Collection[str], stack: contextlib.ExitStack) -> tuple[dict[str, Case], dict[str, str]]:
+    makers = {name: make for name, make in _MAKERS.items() if name in wanted}
+    cases: dict[str, Case] = {}
+    notes: dict[str, str] = {}
+    if not makers:
+        return cases, notes
     setting = stack.enter_context(_setting())
-    return {name: make(setting, stack) for name, make in made.items()}
+    for name, make in makers.items():
+        try:
+            cases[name] = make(setting, stack)
+        except NotHere as reason:
+            notes[name] = str(reason)
+    return cases, notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +174,15 @@ def _over_http(setting: _Setting, stack: contextlib.ExitStack) -> Case:
     return Case(served.take, *_BACK_TO_BACK)
 
 
+def _rewardkit(setting: _Setting, stack: contextlib.ExitStack) -> Case:
+    return Case(Rewardkit(stack.enter_context(scratch_folder("bench-rewardkit"))).take, every=_SELDOM)
+
+
+def _harbor(setting: _Setting, stack: contextlib.ExitStack) -> Case:
+    folder = stack.enter_context(scratch_folder("bench-harbor"))
+    return Case(stack.enter_context(HarborPhase(folder)).take, 2)
+
+
 def _true(setting: _Setting, stack: contextlib.ExitStack) -> Case:
     loop = setting.loop
     sandbox = loop.run_until_complete(get_provider("namespaces").create(_true_spec(setting)))
@@ -193,7 +218,7 @@ def _command(*words: str) -> Callable[[_Setting, contextlib.ExitStack], Case]:
         def run() -> None:
             subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, env=env)
 
-        return Case(lambda times: [_timed(run) for _ in range(times)])
+        return Case(lambda times: [_timed(run) for _ in range(times)], every=_SELDOM)
 
     return make
 
@@ -205,6 +230,7 @@ def _timed(do: Callable[[], object]) -> float:
 
 
 _BACK_TO_BACK = (16, 8)
+_SELDOM = 5
 _MAKERS: dict[str, Callable[[_Setting, contextlib.ExitStack], Case]] = {
     ratios.FLOOR: _floor,
     "fork + wait of a bare interpreter, 50 ms apart": _floor_apart,
@@ -221,6 +247,8 @@ _MAKERS: dict[str, Callable[[_Setting, contextlib.ExitStack], Case]] = {
     ratios.HTTP: _over_http,
     ratios.COLD: _grade(2, 1, warm=False),
     "grade(), cold, on bubblewrap": _grade(1, 0, "bubblewrap", warm=False),
+    ratios.REWARDKIT: _rewardkit,
+    ratios.HARBOR: _harbor,
     "assay verify, as a command": _command("verify", "{task}", "--workspace", "{workspace}"),
     "assay --help, as a command": _command("--help"),
 }

@@ -59,13 +59,12 @@ def make_workspace(folder: Path, *, files: int = 0, file_bytes: int = 1000, answ
     """A workspace with the answer, and so many files beside it, twenty to a folder."""
     folder.mkdir()
     (folder / "answer.txt").write_text(answer)
-    block = os.urandom(min(file_bytes, _MIB))
     for number in range(files):
         path = folder / f"part-{number // 20:04}" / f"file-{number:05}.bin"
         path.parent.mkdir(exist_ok=True)
         with path.open("wb") as file:
-            for begin in range(0, file_bytes, len(block)):
-                file.write(block[: file_bytes - begin])
+            for begin in range(0, file_bytes, _MIB):
+                file.write(os.urandom(min(_MIB, file_bytes - begin)))
     return folder
 
 
