@@ -17,6 +17,8 @@ from pathlib import Path, PurePosixPath
 from assay.sandbox.base import BaseUse, Mount, Overlay, ReadOnly, SandboxSpec, Socket, Writable
 
 _HOST_TREES = ("bin", "lib", "lib32", "lib64", "libx32", "sbin", "usr")
+HOST_NAMES = frozenset((*_HOST_TREES, "etc", "dev", "proc", "sys"))
+"""What the root of a sandbox on the host's own base has that is not a folder of its own."""
 _HOST_EMPTY = ("home", "opt", "root", "run", "srv", "var")
 _NOT_FROM_BASE = ("dev", "proc", "sys", "tmp")
 _OWN_MOUNTS = ("dev", "proc", "sys")
@@ -45,6 +47,8 @@ class Step:
     """A symbolic link's target."""
     size: int | None = None
     perms: int | None = None
+    of: str = ""
+    """The mount of the spec's that it is, by the `at` that the spec has; empty for what every sandbox has."""
 
 
 @dataclass(slots=True)
@@ -180,11 +184,11 @@ def _mount_step(mount: Mount, at: str, source: Path) -> Step:
     match mount:
         case ReadOnly() | Socket():
             # A read-only mount keeps nobody from connecting, only from changing what is at the place.
-            return Step("ro-bind", at, (source,))
+            return Step("ro-bind", at, (source,), of=mount.at)
         case Overlay():
-            return Step("tmp-overlay", at, (source,))
+            return Step("tmp-overlay", at, (source,), of=mount.at)
         case Writable():
-            return Step("bind", at, (source,))
+            return Step("bind", at, (source,), of=mount.at)
 
 
 @dataclass(frozen=True, slots=True)

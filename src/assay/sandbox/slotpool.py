@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
+import contextlib
 import logging
 import os
 import threading
+from collections import deque
 from typing import NamedTuple
 
 from assay.failures import FailureEvent
+from assay.sandbox.bays import Shape, lay_out
 from assay.sandbox.interpreter import Interpreter
 from assay.sandbox.slots import Slot
 from assay.sandbox.sources import Laid
+from assay.workspaces import do_later, finish_removals
 
 _log = logging.getLogger(__name__)
+_RENEWED_AFTER_S = 0.001
+"""By then whoever gave it back may be waiting for the next command, and loses nothing."""
 
 
-class _Kind(NamedTuple):
+class SlotKind(NamedTuple):
+    """What a slot is for, as `Slot` is given it."""
+
     network: bool
     user: int
+    """The uid that its sandboxes see as their own."""
     base: Laid
-    interpreter: Interpreter | None
+    """What it has laid for them."""
+    interpreter: Interpreter | None = None
 
 
 class SlotPool:
@@ -31,63 +42,87 @@ class SlotPool:
         self._lock = threading.Lock()
         self._idle: list[Slot] = []
         self._all: set[Slot] = set()
+        self._returned: deque[tuple[Slot, Shape]] = deque()
         self._growing: threading.Thread | None = None
-        self._wanted: dict[_Kind, int] = {}
-        self._unusable: set[_Kind] = set()
+        self._wanted: dict[SlotKind, int] = {}
+        self._unusable: set[SlotKind] = set()
         self._pid = 0
         # In a forked child the parent's slots are not its own, and a lock that another thread held would stay locked.
         os.register_at_fork(after_in_child=self._forget)
 
-    def take(self, network: bool, user: int, base: Laid, interpreter: Interpreter | None = None) -> Slot:
-        """A slot for one sandbox alone until `give_back`, whose commands see themselves under the uid `user`.
-
-        It has laid `base` for them. Its server is `interpreter` where such a one is there; it is not waited for, but started
-        meanwhile for who comes later, since who runs one command only is served as soon without. Blocks while a slot is
-        started where there is none at all. Raises `FailureEvent`.
-        """
-        dead: list[Slot] = []
-        try:
-            with self._lock:
-                self._own()
-                for kind in dict.fromkeys((interpreter, None)):
-                    kept = _Kind(network, user, base, kind)
-                    fitting = [slot for slot in reversed(self._idle) if _kind_of(slot) == (kept, os.geteuid() == 0)]
-                    # One whose fork waits already: to join a group can take the kernel as long as a short command.
-                    ready = [slot for slot in fitting if slot.waits]
-                    if not ready:
-                        self._want(kept, len(fitting))
-                    for slot in ready or fitting:
-                        self._idle.remove(slot)
-                        if slot.why_gone() is None:
-                            slot.lease()
-                            return slot
-                        self._all.discard(slot)
-                        dead.append(slot)
-        finally:
-            for slot in dead:
-                _close(slot)
-        slot = Slot(network, user, base)
-        slot.lease()
-        with self._lock:
-            self._all.add(slot)
-        return slot
-
-    def get_ready(self, network: bool, user: int, base: Laid, interpreter: Interpreter) -> None:
-        """Have an idle slot whose server is this interpreter, for the next sandbox that wants it.
-
-        Blocks while one is started. Raises `FailureEvent`.
-        """
-        kind = (_Kind(network, user, base, interpreter), os.geteuid() == 0)
+    def take_ready(self, kind: SlotKind, shape: Shape) -> Slot | None:
+        """A slot as `take` gives it, whose bay has this shape and is ready. Never blocks; None when there is none."""
         with self._lock:
             self._own()
-            if any(_kind_of(slot) == kind and slot.why_gone() is None for slot in self._idle):
+            for slot in reversed(self._idle):
+                if _fits(slot, kind) and _has(slot, shape) and slot.waits and slot.why_gone() is None:
+                    self._idle.remove(slot)
+                    slot.lease()
+                    return slot
+        return None
+
+    def take(self, kind: SlotKind, shape: Shape | None) -> Slot:
+        """A slot for one sandbox alone until `give_back` or `leave`.
+
+        Its server is the kind's interpreter where such a one is there; it is not waited for, but started meanwhile for who
+        comes later, since who runs one command only is served as soon without. It has a bay of this shape, or none. Blocks
+        while a slot is started where there is none at all. Raises `FailureEvent`.
+        """
+        dead: list[Slot] = []
+        slot = None
+        try:
+            while self.renew():
+                pass
+            with self._lock:
+                self._own()
+                for wanted in dict.fromkeys((kind, kind._replace(interpreter=None))):
+                    slot = self._best(wanted, shape, dead)
+                    if slot is not None:
+                        break
+        finally:
+            for gone in dead:
+                _close(gone)
+        if slot is None:
+            slot = Slot(kind.network, kind.user, kind.base)
+            with self._lock:
+                self._all.add(slot)
+        slot.lease()
+        if slot.bay is not None and not _has(slot, shape):
+            slot.leave_bay()
+        return slot
+
+    def _best(self, kind: SlotKind, shape: Shape | None, dead: list[Slot]) -> Slot | None:
+        """Take an idle slot of this kind, the one that is nearest to being ready. The caller holds the lock."""
+        fitting = [slot for slot in reversed(self._idle) if _fits(slot, kind)]
+        # One whose fork waits already: to join a group can take the kernel as long as a short command.
+        fitting.sort(
+            key=lambda slot: (not (_has(slot, shape) or slot.bay is None), not _has(slot, shape), not slot.waits)
+        )
+        if not any(_has(slot, shape) and slot.waits for slot in fitting):
+            self._want(kind, len(fitting))
+        for slot in fitting:
+            self._idle.remove(slot)
+            if slot.why_gone() is None:
+                return slot
+            self._all.discard(slot)
+            dead.append(slot)
+        return None
+
+    def get_ready(self, kind: SlotKind) -> None:
+        """Have an idle slot of this kind, for the next sandbox that wants it. Blocks while one is started.
+
+        Raises `FailureEvent`.
+        """
+        with self._lock:
+            self._own()
+            if any(_fits(slot, kind) and slot.why_gone() is None for slot in self._idle):
                 return
-        slot = Slot(network, user, base, interpreter)
+        slot = Slot(*kind)
         with self._lock:
             self._all.add(slot)
             self._idle.append(slot)
 
-    def _want(self, kind: _Kind, idle: int) -> None:
+    def _want(self, kind: SlotKind, idle: int) -> None:
         """Start one more slot of a kind that sandboxes keep coming for while none is ready. The caller holds the lock."""
         self._wanted[kind] = self._wanted.get(kind, 0) + 1
         often = idle or (kind.interpreter is not None and self._wanted[kind] > 1)
@@ -95,10 +130,10 @@ class SlotPool:
             self._growing = threading.Thread(target=self._add, args=(kind,), name="assay-slot", daemon=True)
             self._growing.start()
 
-    def _add(self, kind: _Kind) -> None:
+    def _add(self, kind: SlotKind) -> None:
         slot = None
         try:
-            slot = Slot(kind.network, kind.user, kind.base, kind.interpreter)
+            slot = Slot(*kind)
         except (FailureEvent, OSError) as error:
             # Not needed by anybody: whoever needs one is told why there is none.
             _log.info("no further slot could be started: %s", error)
@@ -121,7 +156,7 @@ class SlotPool:
 
     def give_back(self, slot: Slot) -> None:
         """Let others use the slot. Only when no process of its sandbox lives."""
-        if slot.prepared is not None and not slot.lost and not slot.worn:
+        if slot.built is not None and slot.bay is None and not slot.lost and not slot.worn:
             # For a command that never came.
             slot.ask()
         with self._lock:
@@ -136,15 +171,49 @@ class SlotPool:
         if surplus is not None:
             _close(surplus)
 
+    def leave(self, slot: Slot, shape: Shape, left: contextlib.ExitStack) -> None:
+        """`give_back`, for a slot that is to have another bay of the shape, which it gets a moment later. Does not block.
+
+        `left` is what has to be freed of the one before.
+        """
+        do_later(left.close)
+        with self._lock:
+            self._returned.append((slot, shape))
+        # When nobody is around to do it, whoever takes a slot next does.
+        with contextlib.suppress(RuntimeError):
+            asyncio.get_running_loop().call_later(_RENEWED_AFTER_S, self.renew)
+
+    def renew(self) -> bool:
+        """Give one of the slots that came back its bay, and let others use it; whether there was one."""
+        with self._lock:
+            if not self._returned or self._pid != os.getpid():
+                return False
+            slot, shape = self._returned.popleft()
+        try:
+            if slot.built is not None:
+                # For a command that never came.
+                slot.ask()
+            if not slot.lost and not slot.worn:
+                lay_out(slot, shape)
+        except FailureEvent as failure:
+            # Whoever takes it lays it out, and is told then.
+            _log.info("no bay could be laid out: %s", failure.reason)
+        finally:
+            self.give_back(slot)
+        return True
+
     def close_idle(self) -> None:
         """End the servers that no sandbox has. The next sandbox starts one again."""
         self._grown()
         with self._lock:
-            idle, self._idle = self._idle, []
+            idle = [*self._idle, *(slot for slot, _ in self._returned)]
+            self._idle.clear()
+            self._returned.clear()
             self._all -= set(idle)
         if self._pid == os.getpid():
             for slot in idle:
                 _close(slot)
+        finish_removals()
 
     def _own(self) -> None:
         if self._pid != os.getpid():
@@ -154,6 +223,7 @@ class SlotPool:
     def _forget(self) -> None:
         self._lock = threading.Lock()
         self._idle, self._all, self._growing = [], set(), None
+        self._returned = deque()
         self._wanted, self._unusable = {}, set()
 
     def _close_all(self) -> None:
@@ -162,10 +232,16 @@ class SlotPool:
             for slot in self._all:
                 _close(slot)
             self._idle, self._all = [], set()
+            self._returned.clear()
 
 
-def _kind_of(slot: Slot) -> tuple[_Kind, bool]:
-    return _Kind(slot.network, slot.user, slot.base, slot.interpreter), slot.by_root
+def _fits(slot: Slot, kind: SlotKind) -> bool:
+    mine = (slot.network, slot.user, slot.base, slot.interpreter)
+    return mine == kind and slot.by_root == (os.geteuid() == 0)
+
+
+def _has(slot: Slot, shape: Shape | None) -> bool:
+    return slot.bay is not None and slot.bay.shape == shape
 
 
 def _close(slot: Slot) -> None:

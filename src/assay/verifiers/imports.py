@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     PathText = Union[str, os.PathLike[str]]
 
 OWN_PACKAGES = ("assay", "nemo_gym")
-compiled: "dict[str, bytes]" = {}
-"""The marshalled code of files by their paths, where whoever started the runner laid it with them."""
+compiled: "dict[str, Union[bytes, CodeType]]" = {}
+"""The code of files by their paths, marshalled or not, where whoever started the runner laid it with them."""
 MANIFEST = "manifest.json"
 
 
@@ -200,9 +200,11 @@ class ListedSource(machinery.SourceFileLoader):
     def get_code(self, fullname: str) -> "CodeType":
         """The code, compiled anew: a compiled copy beside the file may be anybody's, but for those in `compiled`."""
         ahead = compiled.get(self.path)
-        if ahead is not None:
+        if isinstance(ahead, bytes):
             code: "CodeType" = marshal.loads(ahead)  # noqa: S302 - laid with the runner
             return code
+        if ahead is not None:
+            return ahead
         return self.source_to_code(self._content, self.path)
 
 

@@ -50,17 +50,18 @@ def become(control: socket.socket, settings: Settings) -> None:
         score = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
         proc, dev, base = _wait_here(settings)
         wire.send(control, "waiting")
+        _, begun, mounts = wire.receive(control)
+        _build(begun, mounts, settings, proc, dev, base)
+        ahead = _fork_ahead(control, score, settings, begun["limits"]) if settings.usual is not None else None
+        wire.send(control, "built")
         _, fields, mounts = wire.receive(control)
-        _build(fields, mounts, settings, proc, dev, base)
+        _finish(begun, fields, mounts, settings)
         # Before the command is known: from here on this process has no right that the command has not.
-        rights.drop(settings.uid, fields["limits"], settings.program)
-        if settings.usual is not None:
-            _watch(control, score, settings.usual)
+        rights.drop(settings.uid, begun["limits"], settings.program)
+        if ahead is not None:
+            _watch(control, *ahead)
         _, fields, fds = wire.receive(control)
-        # When memory runs out the kernel shall take the command, not its init: inherited, and taken back below. By a
-        # descriptor, since the drop of rights made this process' own files in /proc root's.
-        before = int(os.read(score, 16))
-        os.write(score, b"%d" % min(before + _OOM_SCORE_MORE, _OOM_SCORE_MOST))
+        before = _raise_score(score)
         # Before it does: a supervisor that heard nothing starts it anew, and no command may run twice.
         wire.send(control, "started")
         command, text = _start(fields, fds)
@@ -77,36 +78,69 @@ def become(control: socket.socket, settings: Settings) -> None:
             _say(text)
             wire.send(control, f"ended:{NOT_STARTED << 8}")
             os._exit(0)
-        os.write(score, b"%d" % before)
-        os.chdir("/")
-        control = _close_all_but(control)
-        wire.send(control, f"ended:{_reap_until(command)}")
-    finally:
-        os._exit(0)
-
-
-def _watch(control: socket.socket, score: int, usual: frozenset[str]) -> NoReturn:
-    """Fork the command ahead, which becomes what it is told, and be its init."""
-    before = int(os.read(score, 16))
-    # Inherited, and taken back: see `become`.
-    os.write(score, b"%d" % min(before + _OOM_SCORE_MORE, _OOM_SCORE_MOST))
-    command = os.fork()
-    if command == 0:
-        _command(control, usual)
-    try:
         os.pwrite(score, b"%d" % before, 0)
-        control = _close_all_but(control)
-        wire.send(control, f"ended:{_reap_until(command)}")
+        os.chdir("/")
+        _tell_end(control, command)
     finally:
         os._exit(0)
 
 
-def _command(control: socket.socket, usual: frozenset[str]) -> NoReturn:
-    """Wait for what to run, and become it."""
+def _raise_score(score: int) -> int:
+    """When memory runs out the kernel shall take the command, not its init: inherited, and taken back by the init.
+
+    By a descriptor, since the drop of rights makes this process' own files in /proc root's. Returns what it was.
+    """
+    before = int(os.pread(score, 16, 0))
+    os.pwrite(score, b"%d" % min(before + _OOM_SCORE_MORE, _OOM_SCORE_MOST), 0)
+    return before
+
+
+def _tell_end(control: socket.socket, command: int) -> None:
+    """Be the command's init till it has ended, and say how."""
+    control = _close_all_but(control)
+    wire.send(control, f"ended:{_reap_until(command)}")
+
+
+def _fork_ahead(control: socket.socket, score: int, settings: Settings, limits: Mapping[str, int]) -> tuple[int, int]:
+    """Fork the command before it is known: its pid, and where a byte lets it go on. It has given up its rights by then."""
     # Loaded where there is such an interpreter alone: a fork costs by what is in memory.
     from . import ready
 
+    before = _raise_score(score)
+    gate, go = os.pipe()
+    command = os.fork()
+    if command == 0:
+        try:
+            os.close(go)
+            os.close(score)
+            os.umask(0o022)
+            rights.drop(settings.uid, limits, settings.program)
+            ready.rehearse()
+        except BaseException as error:
+            wire.send(control, "failed", {"why": _words(error)})
+            os._exit(1)
+        _command(control, gate, settings.usual or frozenset())
+    os.close(gate)
+    os.pwrite(score, b"%d" % before, 0)
+    return command, go
+
+
+def _watch(control: socket.socket, command: int, go: int) -> NoReturn:
+    """Let the command that was forked ahead go on, now that this process has no more rights than it has, and be its init."""
     try:
+        os.write(go, b"1")
+        _tell_end(control, command)
+    finally:
+        os._exit(0)
+
+
+def _command(control: socket.socket, gate: int, usual: frozenset[str]) -> NoReturn:
+    """Wait for what to run, and become it."""
+    from . import ready
+
+    try:
+        if not os.read(gate, 1):
+            raise wire.Gone
         _, fields, fds = wire.receive(control)
         wire.send(control, "started")
     except wire.Gone:
@@ -183,6 +217,12 @@ def _build(
         root.lay(settings.base, base, settings.owner)
     root.build(fields["steps"], mounts, proc, dev, settings.owner, fields["space"])
     for fd in (proc, dev, *mounts):
+        os.close(fd)
+
+
+def _finish(begun: Mapping[str, Any], fields: Mapping[str, Any], mounts: Sequence[int], settings: Settings) -> None:
+    root.finish(begun["steps"], fields["steps"], mounts, settings.owner, begun["space"])
+    for fd in mounts:
         os.close(fd)
     os.umask(0o022)
 
