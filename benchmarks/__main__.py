@@ -19,7 +19,7 @@ from typing import Any
 from . import captures, http, load, peers, profile, ratios, turns, work
 
 RESULTS = Path(__file__).parent / "results.json"
-SECTIONS = ("profile", "captures", "http_layer")
+SECTIONS = ("profile", "captures", "serving")
 """What else there is to measure, beside ratios and cases."""
 
 
@@ -61,7 +61,7 @@ def main() -> None:
     if "captures" in chosen:
         results["captures"] = captures.measure(min(options.runs, 10), large=options.large)
         print(f"\ncaptures\n{captures.table(results['captures'])}")
-    if "http_layer" in chosen:
+    if "serving" in chosen:
         work.tell("the HTTP layer")
         results["http"] = http.measure()
         print("\nthe HTTP layer")

@@ -18,6 +18,7 @@ from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
+from assay.grading import Captured
 from assay.workspaces import finish_removals, scratch_folder
 
 from . import floor, ratios, work
@@ -63,7 +64,7 @@ def _child(cpus: set[int], at_once: int, count: int) -> dict[str, Any]:
     return found
 
 
-async def _verify_all(own: work.Work, answer: Path, at_once: int, count: int) -> dict[str, Any]:
+async def _verify_all(own: work.Work, answer: Captured, at_once: int, count: int) -> dict[str, Any]:
     await work.warm_up(own, answer, max(work.WARM_UP, 10 * at_once), at_once=at_once)
     work.clear()
     left = iter(range(count))

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from assay.grading import Captured
 from assay.workspaces import scratch_folder
 
 from . import work
@@ -35,8 +36,18 @@ class Mark(NamedTuple):
 ENTERED, LEFT = False, True
 MARKS = (
     Mark("look-ups and plan of the job", "assay.grading.grade", "plan_jobs", LEFT),
-    Mark("from there to the sandbox: tests laid, broker, command", "assay.sandbox.namespaces", "_make", ENTERED),
-    Mark("the sandbox on the host: folders, mounts, its plan", "assay.sandbox.namespaces", "_make", LEFT),
+    Mark(
+        "from there to the sandbox: tests laid, broker, command",
+        "assay.sandbox.namespaces",
+        "NamespacesProvider.create",
+        ENTERED,
+    ),
+    Mark(
+        "the sandbox on the host: folders, mounts, its plan",
+        "assay.sandbox.namespaces",
+        "NamespacesProvider.create",
+        LEFT,
+    ),
     Mark("pipes, the fork that waits, the command sent", "assay.sandbox.slotrun", "SlotRun._send", LEFT),
     Mark("from sending to `started` heard", "assay.sandbox.slotrun", "SlotRun.begin", LEFT),
     Mark("from there to the end of the process", "assay.sandbox.supervise", "Run._down", ENTERED),
@@ -64,7 +75,7 @@ def measure(runs: int) -> dict[str, float]:
         return asyncio.run(_measure(own, answer, runs))
 
 
-async def _measure(own: work.Work, answer: Any, runs: int) -> dict[str, float]:
+async def _measure(own: work.Work, answer: Captured, runs: int) -> dict[str, float]:
     await work.warm_up(own, answer)
     work.clear()
     taken: dict[str, list[float]] = {step: [] for step in (*(mark.step for mark in MARKS), ALL)}

@@ -14,9 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from assay.grading import Verdict
+from assay.grading import Captured, Verdict
 from assay.sandbox.namespaces import close_idle
 from assay.workspaces import scratch_folder
 
@@ -61,6 +60,7 @@ ANSWERS: dict[str, tuple[str, float]] = {
     "leaves things behind": ("leave", 1.0),
 }
 """What an answer says, and the reward that it must get. One that the verifier raises on gets the least: it is known to work."""
+Answers = list[tuple[str, Path | Captured]]
 MOST: dict[str, float] = {
     "supervisor_mb": 16,
     "servers_mb": 8,
@@ -110,21 +110,23 @@ def soak(verifications: int, warm_up: int, tell: Callable[[str, Counts], None]) 
     """So many verifications, counted. `tell` is told each count as it is taken."""
     with scratch_folder("soak") as folder:
         own = work.make_work(folder, VERIFIER)
-        answers = {
-            kind: work.captured(work.make_workspace(folder / kind.replace(" ", "-"), answer=f"{said}\n"))
+        plain = {
+            kind: work.make_workspace(folder / kind.replace(" ", "-"), answer=f"{said}\n")
             for kind, (said, _) in ANSWERS.items()
         }
+        # As both come in use: to be captured, and captured already.
+        answers: Answers = [*plain.items(), *((kind, work.captured(workspace)) for kind, workspace in plain.items())]
         return asyncio.run(_soak(own, answers, verifications, warm_up, tell))
 
 
 async def _soak(
-    own: work.Work, answers: dict[str, Any], verifications: int, warm_up: int, tell: Callable[[str, Counts], None]
+    own: work.Work, answers: Answers, verifications: int, warm_up: int, tell: Callable[[str, Counts], None]
 ) -> Soaked:
     wrong: list[str] = []
     # One good answer alone first: from then on the verifier is known to work.
     wrong += await _verify_all(own, answers, 1, 1)
     wrong += await _verify_all(own, answers, warm_up, AT_ONCE)
-    before = await _at_rest()
+    before = _at_rest()
     tell("before, at rest", before)
     began = time.monotonic()
     during = []
@@ -137,28 +139,28 @@ async def _soak(
         during.append((done, count()))
         tell(f"after {done}", during[-1][1])
     seconds = time.monotonic() - began
-    after = await _at_rest()
+    after = _at_rest()
     tell("after, at rest", after)
     return Soaked(before, tuple(during), after, tuple(wrong[:10]), seconds)
 
 
-async def _at_rest() -> Counts:
+def _at_rest() -> Counts:
     """With no slot, and nothing that waits to be removed."""
+    # Not in a thread: what the loop does with a slot that came back, it does before or after.
+    close_idle()
     work.clear()
-    await asyncio.to_thread(close_idle)
     return count()
 
 
-async def _verify_all(own: work.Work, answers: dict[str, Any], times: int, at_once: int) -> list[str]:
+async def _verify_all(own: work.Work, answers: Answers, times: int, at_once: int) -> list[str]:
     """What was not as expected, in words."""
-    kinds = list(answers)
     left: Iterator[int] = iter(range(times))
     wrong = []
 
     async def worker() -> None:
         for number in left:
-            kind = kinds[number % len(kinds)]
-            verdict = await work.verify(own, answers[kind])
+            kind, answer = answers[number % len(answers)]
+            verdict = await work.verify(own, answer)
             if verdict.reward != ANSWERS[kind][1]:
                 wrong.append(_unexpected(kind, verdict))
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from assay.grading import Captured
 from assay.sandbox import Overlay, ReadOnly, Sandbox, SandboxSpec, Writable, get_provider
 from assay.tasks import stage_tests
 from assay.workspaces import scratch_folder
@@ -92,7 +93,7 @@ class _Setting:
     tests: Path
     """The task's tests folder as bare bubblewrap is shown it."""
     workspace: Path
-    answer: Path
+    answer: Captured
     loop: asyncio.AbstractEventLoop
 
 
@@ -139,7 +140,7 @@ def _grade(
 
 def _of(
     setting: _Setting,
-    answer: Path,
+    answer: Path | Captured,
     counted: int,
     before: int,
     provider: str = "namespaces",

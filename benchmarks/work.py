@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from assay.grading import Verdict, grade
+from assay.grading import Captured, Verdict, grade
 from assay.sandbox import SandboxSpec, get_provider
 from assay.sandbox.namespaces import get_ready
 from assay.tasks import Task, load_task
@@ -68,19 +68,25 @@ def make_workspace(folder: Path, *, files: int = 0, file_bytes: int = 1000, answ
     return folder
 
 
-def captured(workspace: Path) -> Path:
+def captured(workspace: Path) -> Captured:
     """A workspace as `grade` takes it when it was captured before."""
     place = workspace.with_name(f"{workspace.name}-captured")
-    return capture(workspace, place).folder
+    return Captured(capture(workspace, place).folder)
 
 
-async def verify(work: Work, answer: Path, *, provider: str = "namespaces", warm: bool = True) -> Verdict:
+async def verify(work: Work, answer: Path | Captured, *, provider: str = "namespaces", warm: bool = True) -> Verdict:
     """The verdict on an answer."""
     return await grade(work.task, answer, state=work.state, sandbox=get_provider(provider), warm=warm)
 
 
 async def verified(
-    work: Work, answer: Path, times: int, *, provider: str = "namespaces", warm: bool = True, apart_s: float = 0.0
+    work: Work,
+    answer: Path | Captured,
+    times: int,
+    *,
+    provider: str = "namespaces",
+    warm: bool = True,
+    apart_s: float = 0.0,
 ) -> list[float]:
     """Seconds of each of so many verifications of a good answer, one after the other, `apart_s` seconds between them."""
     seconds = []
@@ -95,7 +101,7 @@ async def verified(
     return seconds
 
 
-async def warm_up(work: Work, answer: Path, times: int = WARM_UP, *, at_once: int = 1) -> None:
+async def warm_up(work: Work, answer: Path | Captured, times: int = WARM_UP, *, at_once: int = 1) -> None:
     """What a process that has verified for a while has behind it."""
     await get_ready(SandboxSpec(interpreter=PYTHON))
     shares = [times // at_once + (number < times % at_once) for number in range(at_once)]
