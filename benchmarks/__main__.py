@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ SECTIONS = ("profile", "captures", "serving")
 """What else there is to measure, beside ratios and cases."""
 
 
-def main() -> None:
-    options = _options()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _options(arguments)
     work.check_machine()
     chosen = _chosen(options.only)
     wanted = {name for ratio in ratios.ALL if ratio.name in chosen for name in (ratio.above, ratio.below)}
@@ -71,7 +71,7 @@ def main() -> None:
         options.json.write_text(json.dumps(results, indent=1))
 
 
-def _options() -> argparse.Namespace:
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--runs", type=work.positive, default=30, metavar="N", help="turns (default: 30)")
     parser.add_argument(
@@ -92,7 +92,7 @@ def _options() -> argparse.Namespace:
         metavar="FILE",
         help=f"where the raw figures go (default: benchmarks/{RESULTS.name}; with --only nowhere)",
     )
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.json is None and not options.only:
         options.json = RESULTS
     for pattern in options.only or ():

@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +80,16 @@ async def _verify_all(own: work.Work, answer: Captured, at_once: int, count: int
     return {"rate": count / (time.perf_counter() - began), "seconds": seconds}
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.load", description=__doc__)
-    parser.add_argument("--at-once", type=int, default=_MANY)
-    parser.add_argument("--count", type=int, default=300)
-    parser.add_argument("--cpus", type=int, nargs="+", default=sorted(os.sched_getaffinity(0)))
-    options = parser.parse_args()
+    parser.add_argument("--at-once", type=work.positive, default=_MANY, metavar="N", help="how many at once")
+    parser.add_argument("--count", type=work.positive, default=300, metavar="N", help="verifications")
+    usable = os.sched_getaffinity(0)
+    parser.add_argument("--cpus", type=int, nargs="+", default=sorted(usable), metavar="CPU", help="processors to use")
+    options = parser.parse_args(arguments)
+    if not set(options.cpus) <= usable:
+        parser.error(f"--cpus: this process may use {', '.join(map(str, sorted(usable)))}")
+    work.check_machine()
     os.sched_setaffinity(0, options.cpus)
     with scratch_folder("bench") as folder:
         own = work.make_work(folder)

@@ -27,7 +27,7 @@ from .work import Work
 ASSAY = [sys.executable, "-m", "assay.cli.main"]
 APART_S = 0.05
 _UNCOUNTED = 2
-"""Turns before the first that counts."""
+"""Turns before the first that counts, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def measure(wanted: Collection[str], runs: int) -> tuple[dict[str, list[float]],
     with contextlib.ExitStack() as stack:
         cases, notes = _cases(wanted, stack)
         seconds: dict[str, list[float]] = {name: [] for name in cases}
-        for turn in range(-_UNCOUNTED, runs if cases else 0):
+        for turn in range(-min(_UNCOUNTED, runs), runs if cases else 0):
             for name, case in cases.items():
                 if turn % case.every or name in notes:
                     continue
