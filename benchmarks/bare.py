@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 
 from assay.sandbox.runtime import find_bubblewrap
+from assay.tasks import Task, stage_tests
+from assay.verifiers.compiled import COMPILED, HOME, START, compiled_files
 
 from .work import PYTHON
 
@@ -41,11 +43,18 @@ def timed_bwrap(argv: list[str], workspace: Path, tests: Path, times: int, uid: 
     return seconds
 
 
-def runner() -> list[str]:
-    """The runner as a published task starts it, with a verifier."""
+def stage(task: Task, tests: Path) -> None:
+    """Lay a task's tests folder with the runner, which is there compiled, too."""
+    stage_tests(task, tests, task_data={}, response=None)
+    (tests / Path(HOME).name / COMPILED).write_bytes(compiled_files())
+
+
+def runner(*, compiled: bool = False) -> list[str]:
+    """The runner as a published task starts it, with a verifier; or `compiled` ahead, as our own sandboxes start it cold."""
+    program = ["-c", START, HOME] if compiled else [f"{HOME}/run_verifier.py"]
     return [
-        *(PYTHON, "-I", "/tests/.ng/run_verifier.py", "--verifier", "/tests/verifier.py"),
-        *("--workspace", "/app", "--task-data", "/tests/.ng/task_data.json", "--reward-dir", "/logs/verifier"),
+        *(PYTHON, "-I", *program, "--verifier", "/tests/verifier.py"),
+        *("--workspace", "/app", "--task-data", f"{HOME}/task_data.json", "--reward-dir", "/logs/verifier"),
     ]
 
 

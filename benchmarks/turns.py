@@ -14,11 +14,10 @@ from pathlib import Path
 
 from assay.grading import Captured
 from assay.sandbox import Overlay, ReadOnly, Sandbox, SandboxSpec, Writable, get_provider
-from assay.tasks import stage_tests
 from assay.workspaces import scratch_folder
 
 from . import ratios, work
-from .bare import TRUE_UID, nothing, runner, timed_bwrap
+from .bare import TRUE_UID, nothing, runner, stage, timed_bwrap
 from .floor import Floor
 from .peers import HarborPhase, NotHere, Rewardkit
 from .served import Served
@@ -103,7 +102,7 @@ def _setting() -> Iterator[_Setting]:
         own = work.make_work(folder)
         workspace = work.make_workspace(folder / "workspace")
         answer = work.captured(workspace)
-        stage_tests(own.task, tests, task_data={}, response=None)
+        stage(own.task, tests)
         loop = asyncio.new_event_loop()
         loop.run_until_complete(work.warm_up(own, answer))
         try:
@@ -240,6 +239,7 @@ _MAKERS: dict[str, Callable[[_Setting, contextlib.ExitStack], Case]] = {
     ratios.WHOLE_TRUE: _whole_true,
     ratios.BWRAP_PYTHON: _bwrap(nothing()),
     ratios.BWRAP_RUNNER: _bwrap(runner()),
+    "bwrap, the runner compiled ahead": _bwrap(runner(compiled=True)),
     ratios.WARM: _grade(*_BACK_TO_BACK),
     ratios.PARKED: _grade(4, 1, apart_s=APART_S),
     ratios.FILES200: _workspace(200, 1000),
