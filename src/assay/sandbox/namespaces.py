@@ -158,4 +158,4 @@ class _Maker:
         """See `Maker.start`."""
         self.commands += 1
         # Who ran two commands runs a third; most run one.
-        return SlotRun(self.slot, self.blueprint, command, stdio, ahead=self.commands > 1)
+        return SlotRun(self.slot, self.blueprint, command, stdio, ahead=self.commands > 1, meanwhile=POOL.meanwhile)

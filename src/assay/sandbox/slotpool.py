@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
 import logging
@@ -16,11 +15,13 @@ from assay.sandbox.bays import Shape, lay_out
 from assay.sandbox.interpreter import Interpreter
 from assay.sandbox.slots import Slot
 from assay.sandbox.sources import Laid
-from assay.workspaces import do_later, finish_removals
+from assay.workspaces import finish_removals
 
 _log = logging.getLogger(__name__)
-_RENEWED_AFTER_S = 0.001
-"""By then whoever gave it back may be waiting for the next command, and loses nothing."""
+_MOMENT_S = 0.005
+_QUIET_TURNS = 200
+"""After so many times in which there was nothing to do the thread that renews ends."""
+_IN_HAND_S = 0.1
 
 
 class SlotKind(NamedTuple):
@@ -40,9 +41,15 @@ class SlotPool:
     def __init__(self) -> None:
         """No slot is started before one is needed."""
         self._lock = threading.Lock()
+        self._renewed = threading.Condition(self._lock)
+        self._moment = threading.Event()
         self._idle: list[Slot] = []
         self._all: set[Slot] = set()
-        self._returned: deque[tuple[Slot, Shape]] = deque()
+        self._returned: deque[tuple[Slot, Shape, contextlib.ExitStack]] = deque()
+        self._in_hand = 0
+        """Slots that are being given a bay right now."""
+        self._renewing: threading.Thread | None = None
+        self._ended = False
         self._growing: threading.Thread | None = None
         self._wanted: dict[SlotKind, int] = {}
         self._unusable: set[SlotKind] = set()
@@ -70,9 +77,8 @@ class SlotPool:
         """
         dead: list[Slot] = []
         slot = None
+        self._settle()
         try:
-            while self.renew():
-                pass
             with self._lock:
                 self._own()
                 for wanted in dict.fromkeys((kind, kind._replace(interpreter=None))):
@@ -99,7 +105,7 @@ class SlotPool:
             key=lambda slot: (not (_has(slot, shape) or slot.bay is None), not _has(slot, shape), not slot.waits)
         )
         if not any(_has(slot, shape) and slot.waits for slot in fitting):
-            self._want(kind, len(fitting))
+            self._want(kind, shape, len(fitting))
         for slot in fitting:
             self._idle.remove(slot)
             if slot.why_gone() is None:
@@ -122,18 +128,20 @@ class SlotPool:
             self._all.add(slot)
             self._idle.append(slot)
 
-    def _want(self, kind: SlotKind, idle: int) -> None:
+    def _want(self, kind: SlotKind, shape: Shape | None, idle: int) -> None:
         """Start one more slot of a kind that sandboxes keep coming for while none is ready. The caller holds the lock."""
         self._wanted[kind] = self._wanted.get(kind, 0) + 1
         often = idle or (kind.interpreter is not None and self._wanted[kind] > 1)
         if often and self._growing is None and kind not in self._unusable and len(self._all) < _idle_most():
-            self._growing = threading.Thread(target=self._add, args=(kind,), name="assay-slot", daemon=True)
+            self._growing = threading.Thread(target=self._add, args=(kind, shape), name="assay-slot", daemon=True)
             self._growing.start()
 
-    def _add(self, kind: SlotKind) -> None:
+    def _add(self, kind: SlotKind, shape: Shape | None) -> None:
         slot = None
         try:
             slot = Slot(*kind)
+            if shape is not None:
+                lay_out(slot, shape)
         except (FailureEvent, OSError) as error:
             # Not needed by anybody: whoever needs one is told why there is none.
             _log.info("no further slot could be started: %s", error)
@@ -176,39 +184,70 @@ class SlotPool:
 
         `left` is what has to be freed of the one before.
         """
-        do_later(left.close)
         with self._lock:
-            self._returned.append((slot, shape))
-        # When nobody is around to do it, whoever takes a slot next does.
-        with contextlib.suppress(RuntimeError):
-            asyncio.get_running_loop().call_later(_RENEWED_AFTER_S, self.renew)
+            self._returned.append((slot, shape, left))
+            if self._renewing is None and not self._ended:
+                self._renewing = threading.Thread(target=self._renew_all, name="assay-bays", daemon=True)
+                self._renewing.start()
+
+    def meanwhile(self) -> None:
+        """Somebody waits for a command: a good moment to give slots that came back their bays."""
+        if self._returned:
+            self._moment.set()
+
+    def _renew_all(self) -> None:
+        idle = 0
+        while idle < _QUIET_TURNS:
+            # Not at once: whoever gave a slot back is about to say what came of it, and would wait for the interpreter's lock.
+            self._moment.wait(_MOMENT_S)
+            self._moment.clear()
+            idle += 1
+            while self.renew():
+                idle = 0
+        with self._lock:
+            self._renewing = None
+            again = bool(self._returned) and not self._ended
+        if again:
+            self._renew_all()
 
     def renew(self) -> bool:
         """Give one of the slots that came back its bay, and let others use it; whether there was one."""
         with self._lock:
-            if not self._returned or self._pid != os.getpid():
+            if not self._returned:
                 return False
-            slot, shape = self._returned.popleft()
+            slot, shape, left = self._returned.popleft()
+            self._in_hand += 1
         try:
+            left.close()
             if slot.built is not None:
                 # For a command that never came.
                 slot.ask()
+            slot.let_go()
             if not slot.lost and not slot.worn:
                 lay_out(slot, shape)
-        except FailureEvent as failure:
+        except (FailureEvent, OSError) as error:
             # Whoever takes it lays it out, and is told then.
-            _log.info("no bay could be laid out: %s", failure.reason)
+            _log.info("no bay could be laid out: %s", error)
         finally:
             self.give_back(slot)
+            with self._renewed:
+                self._in_hand -= 1
+                self._renewed.notify_all()
         return True
+
+    def _settle(self) -> None:
+        """Have every slot that came back renewed: by now, or it takes its time."""
+        while self.renew():
+            pass
+        with self._renewed:
+            self._renewed.wait_for(lambda: not self._in_hand, _IN_HAND_S)
 
     def close_idle(self) -> None:
         """End the servers that no sandbox has. The next sandbox starts one again."""
         self._grown()
+        self._settle()
         with self._lock:
-            idle = [*self._idle, *(slot for slot, _ in self._returned)]
-            self._idle.clear()
-            self._returned.clear()
+            idle, self._idle = self._idle, []
             self._all -= set(idle)
         if self._pid == os.getpid():
             for slot in idle:
@@ -222,17 +261,19 @@ class SlotPool:
 
     def _forget(self) -> None:
         self._lock = threading.Lock()
+        self._renewed, self._moment = threading.Condition(self._lock), threading.Event()
         self._idle, self._all, self._growing = [], set(), None
-        self._returned = deque()
+        self._returned, self._in_hand, self._renewing, self._ended = deque(), 0, None, False
         self._wanted, self._unusable = {}, set()
 
     def _close_all(self) -> None:
         if self._pid == os.getpid():
+            self._ended = True
             self._grown()
+            self._settle()
             for slot in self._all:
                 _close(slot)
             self._idle, self._all = [], set()
-            self._returned.clear()
 
 
 def _fits(slot: Slot, kind: SlotKind) -> bool:

@@ -60,9 +60,22 @@ def _tell(slot: Slot, word: str, stage: Stage, fields: dict[str, Any], control: 
 class SlotRun:
     """A command that the slot's parked fork is given."""
 
-    def __init__(self, slot: Slot, blueprint: Blueprint, command: Command, stdio: Stdio, *, ahead: bool) -> None:
-        """Copies what it needs of `stdio`; starts nothing yet. `ahead`: when it has ended, build the root for another one."""
+    def __init__(
+        self,
+        slot: Slot,
+        blueprint: Blueprint,
+        command: Command,
+        stdio: Stdio,
+        *,
+        ahead: bool,
+        meanwhile: Callable[[], None],
+    ) -> None:
+        """Copies what it needs of `stdio`; starts nothing yet.
+
+        `ahead`: when it has ended, build the root for another one. `meanwhile` is called when the waiting for it begins.
+        """
         self._ahead = ahead
+        self._meanwhile = meanwhile
         self.pid1: int | None = None
         self._parked: Parked | None = None
         self._said: dict[str, str] = {}
@@ -86,6 +99,9 @@ class SlotRun:
 
     async def begin(self, bound: Callable[[int], None], patience: Insistence) -> None:
         """See `Launched.begin`."""
+        if self._slot.holds:
+            # What the command before this one wrote takes none of this one's memory.
+            await patience.run(self._slot.let_go)
         for _ in range(_FORKS_MOST):
             parked = self._parked = await self._take(patience)
             self.pid1 = _pid_of(parked.pidfd)
@@ -97,6 +113,7 @@ class SlotRun:
                 prepare(self._slot, self._blueprint, parked.control)
             self._slot.built = self._slot.prepared = None
             self._send(parked)
+            self._meanwhile()
             deadline = time.monotonic() + SETUP_S
             while not self._said.keys() & {"started", "failed"}:
                 if not await patience.until_readable(parked.control.fileno(), deadline - time.monotonic()):
@@ -117,7 +134,8 @@ class SlotRun:
         """Note what the sandbox's init says next; whether there was anything."""
         assert self._parked is not None  # noqa: S101 - there are words only of what began
         try:
-            word, fields, _ = wire.receive(self._parked.control)
+            word, fields, fds = wire.receive(self._parked.control)
+            self._slot.hold(fds)
         except (wire.Gone, ValueError):
             # At the end, or at what no init of ours says.
             return False

@@ -209,6 +209,24 @@ class Slot:
                 self.lost = True
                 raise FailureEvent("provider_unavailable", "a slot server did not die of SIGKILL")
 
+    def hold(self, mounts: list[int]) -> None:
+        """Keep the mount namespace of the fork, whose mounts so outlive it, until `let_go` after it."""
+        if self._server is not None:
+            self._server.mounts += mounts
+        else:
+            _close_all(mounts)
+
+    @property
+    def holds(self) -> bool:
+        """Whether there is something to `let_go`."""
+        return self._server is not None and bool(self._server.left)
+
+    def let_go(self) -> None:
+        """Take apart what dead forks had mounted, and so free the memory of their files. It can take a while."""
+        if self._server is not None:
+            left, self._server.left = self._server.left, []
+            _close_all(left)
+
     def leave_bay(self) -> None:
         """Free what was made ready. The fork that built it is of no further use."""
         if self.bay is not None:
@@ -241,6 +259,10 @@ class _Server:
         self.control: socket.socket | None = None
         self._owed = 0
         self._heard = ""
+        self.mounts: list[int] = []
+        """Descriptors of the mount namespaces of the fork that waits or runs, …"""
+        self.left: list[int] = []
+        """… and of those before it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.sock = ours
         self._said, said = os.pipe()
@@ -343,13 +365,16 @@ class _Server:
     def waits(self, word: str) -> bool:
         while self.control is not None and self._heard != word and readable_within(self.control.fileno(), 0):
             try:
-                self._heard, _, _ = wire.receive(self.control)
+                self._heard, _, fds = wire.receive(self.control)
+                self.mounts += fds
             except (wire.Gone, OSError):
                 return False
         return self._heard == word
 
     def ask(self) -> None:
         self._heard = ""
+        self.left += self.mounts
+        self.mounts = []
         if self.control is not None:
             self.control.close()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -400,12 +425,17 @@ class _Server:
                 self._popen.wait(patience_s)
                 break
             self._popen.kill()
-        for fd in (self.pidfd, self.owners, self._said):
+        for fd in (self.pidfd, self.owners, self._said, *self.mounts, *self.left):
             if fd >= 0:
                 os.close(fd)
         if self.control is not None:
             self.control.close()
         return dead and self._popen.returncode is not None
+
+
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _holds_mounts(path: Path) -> bool:

@@ -12,7 +12,6 @@ import gc
 import json
 import marshal
 import os
-import random
 import signal
 import sys
 import threading
@@ -88,6 +87,9 @@ def rehearse() -> None:
         module.__file__ = path
         exec(_Ahead.codes[path], module.__dict__)  # noqa: S102 - a file of the runner's own
     _Ahead.parts = parts
+    if parts:
+        # It looks for a module that not every version has.
+        parts["imports"].sha256()
     scratch: dict[str, Any] = {}
     exec(compile(_REHEARSED, "<string>", "exec", dont_inherit=True), scratch)  # noqa: S102 - see `_REHEARSED`
     json.loads(json.dumps({"files": {"name": "digest"}, "numbers": [1, 2.5, None]}))
@@ -125,7 +127,6 @@ def run(argv: list[str], env: Mapping[bytes, bytes], usual: frozenset[str]) -> N
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_IGN)
-    random.seed()
     sys.argv = ["-c", *argv[4:]]
     sys.orig_argv = argv
     main = ModuleType("__main__")
@@ -137,8 +138,8 @@ def run(argv: list[str], env: Mapping[bytes, bytes], usual: frozenset[str]) -> N
         del sys.argv[1]
         main.__dict__.update(__file__=runner, ASSAY_COMPILED=_Ahead.codes, ASSAY_PARTS=_Ahead.parts)
         code = _Ahead.codes[runner]
-    for name in [name for name in sys.modules if name.partition(".")[0] == "launcher"]:
-        del sys.modules[name]
+    # Kept till the end: to take them apart would write to the pages of all that is in them.
+    launcher = [sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "launcher"]
     main.__dict__["READY_MODULES"] = frozenset(sys.modules) - usual
     sys.modules["__main__"] = main
     try:

@@ -48,18 +48,13 @@ def become(control: socket.socket, settings: Settings) -> None:
     """What the fork does. Never returns."""
     try:
         score = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
-        proc, dev, base = _wait_here(settings)
-        wire.send(control, "waiting")
+        proc, dev, base = _wait_here(settings, control)
         _, begun, mounts = wire.receive(control)
         _build(begun, mounts, settings, proc, dev, base)
-        ahead = _fork_ahead(control, score, settings, begun["limits"]) if settings.usual is not None else None
+        if settings.usual is not None:
+            _watch(control, score, begun, settings, settings.usual)
         wire.send(control, "built")
-        _, fields, mounts = wire.receive(control)
-        _finish(begun, fields, mounts, settings)
-        # Before the command is known: from here on this process has no right that the command has not.
-        rights.drop(settings.uid, begun["limits"], settings.program)
-        if ahead is not None:
-            _watch(control, *ahead)
+        _finish(control, begun, settings)
         _, fields, fds = wire.receive(control)
         before = _raise_score(score)
         # Before it does: a supervisor that heard nothing starts it anew, and no command may run twice.
@@ -69,9 +64,7 @@ def become(control: socket.socket, settings: Settings) -> None:
         # Not needed any more, or the supervisor is.
         os._exit(0)
     except BaseException as error:
-        # Nothing of a task's has run; whatever it was, the supervisor must hear of it.
-        wire.send(control, "failed", {"why": _words(error)})
-        os._exit(1)
+        _fail(control, error)
     # From here on a command runs, and nothing that goes wrong may be told as a fault of the sandbox: it could be its doing.
     try:
         if command is None:
@@ -83,6 +76,22 @@ def become(control: socket.socket, settings: Settings) -> None:
         _tell_end(control, command)
     finally:
         os._exit(0)
+
+
+def _fail(control: socket.socket, error: BaseException) -> NoReturn:
+    """Nothing of a task's has run; whatever it was, the supervisor must hear of it."""
+    wire.send(control, "failed", {"why": _words(error)})
+    os._exit(1)
+
+
+def _finish(control: socket.socket, begun: Mapping[str, Any], settings: Settings) -> None:
+    """Wait for what a request brings, and finish the root with it. Then give up every right: the command is not known yet."""
+    _, fields, mounts = wire.receive(control)
+    root.finish(begun["steps"], fields["steps"], mounts, settings.owner, begun["space"])
+    for fd in mounts:
+        os.close(fd)
+    os.umask(0o022)
+    rights.drop(settings.uid, begun["limits"], settings.program)
 
 
 def _raise_score(score: int) -> int:
@@ -101,50 +110,39 @@ def _tell_end(control: socket.socket, command: int) -> None:
     wire.send(control, f"ended:{_reap_until(command)}")
 
 
-def _fork_ahead(control: socket.socket, score: int, settings: Settings, limits: Mapping[str, int]) -> tuple[int, int]:
-    """Fork the command before it is known: its pid, and where a byte lets it go on. It has given up its rights by then."""
-    # Loaded where there is such an interpreter alone: a fork costs by what is in memory.
-    from . import ready
-
+def _watch(
+    control: socket.socket, score: int, begun: Mapping[str, Any], settings: Settings, usual: frozenset[str]
+) -> NoReturn:
+    """Fork what the command will be before it is known, and be its init: without any right from here on."""
     before = _raise_score(score)
-    gate, go = os.pipe()
     command = os.fork()
     if command == 0:
-        try:
-            os.close(go)
-            os.close(score)
-            os.umask(0o022)
-            rights.drop(settings.uid, limits, settings.program)
-            ready.rehearse()
-        except BaseException as error:
-            wire.send(control, "failed", {"why": _words(error)})
-            os._exit(1)
-        _command(control, gate, settings.usual or frozenset())
-    os.close(gate)
-    os.pwrite(score, b"%d" % before, 0)
-    return command, go
-
-
-def _watch(control: socket.socket, command: int, go: int) -> NoReturn:
-    """Let the command that was forked ahead go on, now that this process has no more rights than it has, and be its init."""
+        os.close(score)
+        _command(control, begun, settings, usual)
     try:
-        os.write(go, b"1")
+        os.pwrite(score, b"%d" % before, 0)
+        rights.drop(settings.uid, begun["limits"], settings.program)
         _tell_end(control, command)
     finally:
         os._exit(0)
 
 
-def _command(control: socket.socket, gate: int, usual: frozenset[str]) -> NoReturn:
-    """Wait for what to run, and become it."""
+def _command(control: socket.socket, begun: Mapping[str, Any], settings: Settings, usual: frozenset[str]) -> NoReturn:
+    """Finish the root, wait for what to run, and become it."""
+    # Loaded where there is such an interpreter alone: a fork costs by what is in memory.
     from . import ready
 
     try:
-        if not os.read(gate, 1):
-            raise wire.Gone
+        ready.rehearse()
+        _rehearse()
+        wire.send(control, "built")
+        _finish(control, begun, settings)
         _, fields, fds = wire.receive(control)
         wire.send(control, "started")
     except wire.Gone:
         os._exit(0)
+    except BaseException as error:
+        _fail(control, error)
     # Closed below by its number: an object that did it later would close what has the number then.
     control.detach()
     try:
@@ -163,6 +161,21 @@ def _command(control: socket.socket, gate: int, usual: frozenset[str]) -> NoRetu
         _say(_words(error))
         os._exit(NOT_STARTED)
     ready.run(words, env, usual)
+
+
+def _rehearse() -> None:
+    """Touch what the rest of the way needs, which changes nothing: see `ready.rehearse`."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    steps = [{"what": "dir", "at": "/", "text": "", "sources": [0], "size": None, "perms": None}]
+    wire.send(ours, "finish", {"steps": steps, "env": {"NAME": "value"}, "argv": ["name"] * 9, "python": True}, [null])
+    _, fields, fds = wire.receive(theirs)
+    root.touch(fields["steps"], fds)
+    rights.touch()
+    for fd in (*fds, null, _dup_above(null, 10)):
+        os.close(fd)
+    ours.close()
+    theirs.close()
 
 
 def _take_places(fds: Sequence[int], targets: Sequence[int]) -> None:
@@ -185,7 +198,7 @@ def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _wait_here(settings: Settings) -> tuple[int, int, list[int]]:
+def _wait_here(settings: Settings, control: socket.socket) -> tuple[int, int, list[int]]:
     """Get ready as far as that needs no request: a /proc and a /dev to place later, and mounts of the base not placed yet."""
     # Here and now: a group that is joined after a pause can take milliseconds, and nobody waits yet.
     for group in settings.groups:
@@ -195,16 +208,20 @@ def _wait_here(settings: Settings) -> tuple[int, int, list[int]]:
     kernel.unshare(
         kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWCGROUP, "mount, ipc, uts, cgroup namespaces"
     )
+    # The supervisor holds the mounts until nobody waits for a verdict: to take them apart takes the kernel a while.
+    mounts = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     # Made while a whole /proc is in sight, without which the kernel lets no user namespace have another.
     proc = kernel.new_mount("proc", kernel.NOSUID | kernel.NODEV | kernel.NOEXEC)
     dev = kernel.clone_mount("/dev")
     base = [kernel.clone_mount(step["at"]) for step in settings.base if step["what"] == "bind"]
-    if settings.host:
-        return proc, dev, base
-    os.umask(0)
-    root.enter("/new")
-    root.lay(settings.base, base, settings.owner)
-    return proc, dev, []
+    if not settings.host:
+        os.umask(0)
+        root.enter("/new")
+        root.lay(settings.base, base, settings.owner)
+        base = []
+    wire.send(control, "waiting", None, [mounts])
+    os.close(mounts)
+    return proc, dev, base
 
 
 def _build(
@@ -218,13 +235,6 @@ def _build(
     root.build(fields["steps"], mounts, proc, dev, settings.owner, fields["space"])
     for fd in (proc, dev, *mounts):
         os.close(fd)
-
-
-def _finish(begun: Mapping[str, Any], fields: Mapping[str, Any], mounts: Sequence[int], settings: Settings) -> None:
-    root.finish(begun["steps"], fields["steps"], mounts, settings.owner, begun["space"])
-    for fd in mounts:
-        os.close(fd)
-    os.umask(0o022)
 
 
 def _start(fields: Mapping[str, Any], fds: Sequence[int]) -> tuple[int | None, str]:
