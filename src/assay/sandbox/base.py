@@ -237,7 +237,10 @@ class Sandbox(Protocol):
         ...
 
     async def close(self) -> None:
-        """Kill what runs, prove it dead, remove what the sandbox had. Harmless when repeated."""
+        """Kill what runs, prove it dead, remove what the sandbox had. Harmless when repeated.
+
+        A provider may remove it beside what comes next, as long as that needs nobody's doing: no process of it lives then.
+        """
         ...
 
 

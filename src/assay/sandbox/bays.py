@@ -41,15 +41,21 @@ def shape_of(spec: SandboxSpec) -> Shape | None:
     """
     if spec.base is not None or spec.base_use is not BaseUse.READ_ONLY or os.geteuid() != 0:
         return None
-    by_place = {mount.at: mount for mount in spec.mounts}
-    mounts: list[Mount] = []
-    for mount in spec.mounts:
-        path = PurePosixPath(mount.at)
-        above = [by_place[parent] for parent in map(str, path.parents) if parent in by_place]
-        if path.parts[1] in HOST_NAMES or not all(_shows(parent, mount) for parent in above):
-            return None
-        mounts.append(_stand_in(mount))
-    return Shape(spec.network, spec.limits, tuple(mounts))
+    mounts = tuple(_stand_in(mount) for mount in spec.mounts)
+    insides = _insides(mounts)
+    if insides is None or not all(_shows(spec.mounts[above], spec.mounts[below]) for above, below in insides):
+        return None
+    return Shape(spec.network, spec.limits, mounts)
+
+
+@functools.lru_cache(maxsize=256)
+def _insides(mounts: tuple[Mount, ...]) -> tuple[tuple[int, int], ...] | None:
+    """Which of the mounts lies inside which; None where one is in a part of the base."""
+    if any(PurePosixPath(mount.at).parts[1] in HOST_NAMES for mount in mounts):
+        return None
+    place = {mount.at: number for number, mount in enumerate(mounts)}
+    above = ((str(parent), number) for number, mount in enumerate(mounts) for parent in PurePosixPath(mount.at).parents)
+    return tuple((place[parent], number) for parent, number in above if parent in place)
 
 
 def is_quick(spec: SandboxSpec) -> bool:

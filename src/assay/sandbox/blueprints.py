@@ -22,9 +22,9 @@ from assay.sandbox.sources import NOTHING, Laid, Source, Stage
 
 _QUIET = kernel.NOSUID | kernel.NODEV
 _READ_ONLY = _QUIET | kernel.RDONLY
-_OTHERS = 5
+_OTHERS = 4
 """Processes under a sandbox's uid that are not its command's: the slot's keeper and server (an ordinary user's), its init,
-the fork that its command becomes, and one to spare."""
+and one to spare."""
 _NAMES = {"ro-bind": "bind", "tmp-overlay": "overlay", "ro-overlay": "layers"}
 """What the launcher calls a step: whether it can be written is its source's own matter."""
 

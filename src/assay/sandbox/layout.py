@@ -8,6 +8,7 @@ written is the root itself, and mount points are made in it.
 
 from __future__ import annotations
 
+import functools
 import os
 import stat
 from collections.abc import Mapping
@@ -71,17 +72,22 @@ class Plan:
 
 def check_mounts(mounts: tuple[Mount, ...]) -> None:
     """Raise `ValueError` for mounts that no machine could make: a bad `at`, two at one place, one inside a `Writable`."""
-    seen: dict[str, Mount] = {}
-    for mount in mounts:
-        parts = PurePosixPath(mount.at).parts
-        if not mount.at.startswith("/") or mount.at != os.path.normpath(mount.at) or mount.at.startswith("//"):
-            raise ValueError(f"mount at {mount.at!r}: give an absolute path without '.', '..' or a slash at its end")
-        if "\0" in mount.at or len(parts) < 2 or parts[1] in _OWN_MOUNTS:
-            raise ValueError(f"mount at {mount.at!r}: the sandbox keeps /, /dev, /proc and /sys for itself")
-        if mount.at in seen:
-            raise ValueError(f"two mounts at {mount.at!r}")
-        seen[mount.at] = mount
-    writables = {mount.at for mount in mounts if isinstance(mount, Writable)}
+    _check_places(tuple((mount.at, isinstance(mount, Writable)) for mount in mounts))
+
+
+@functools.lru_cache(maxsize=256)
+def _check_places(places: tuple[tuple[str, bool], ...]) -> None:
+    seen: set[str] = set()
+    for at, _ in places:
+        parts = PurePosixPath(at).parts
+        if not at.startswith("/") or at != os.path.normpath(at) or at.startswith("//"):
+            raise ValueError(f"mount at {at!r}: give an absolute path without '.', '..' or a slash at its end")
+        if "\0" in at or len(parts) < 2 or parts[1] in _OWN_MOUNTS:
+            raise ValueError(f"mount at {at!r}: the sandbox keeps /, /dev, /proc and /sys for itself")
+        if at in seen:
+            raise ValueError(f"two mounts at {at!r}")
+        seen.add(at)
+    writables = {at for at, is_writable in places if is_writable}
     for at in seen:
         for parent in writables & set(map(str, PurePosixPath(at).parents)):
             raise ValueError(

@@ -123,8 +123,7 @@ def make_room(mounts: Iterable[Mount], limits: Limits, tenant: Tenant, stack: co
 
     Raises `OSError`, and `FailureEvent` without scratch space.
     """
-    # Removed beside what comes next: nobody waits for it.
-    folder = stack.enter_context(scratch_folder("sandbox", later=True))
+    folder = stack.enter_context(scratch_folder("sandbox"))
     writables: dict[str, Path] = {}
     sized: list[Path] = []
     for number, mount in enumerate(mounts):

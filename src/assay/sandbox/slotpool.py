@@ -77,7 +77,7 @@ class SlotPool:
         """
         dead: list[Slot] = []
         slot = None
-        self._settle()
+        self.settle()
         try:
             with self._lock:
                 self._own()
@@ -235,7 +235,7 @@ class SlotPool:
                 self._renewed.notify_all()
         return True
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Have every slot that came back renewed: by now, or it takes its time."""
         while self.renew():
             pass
@@ -245,7 +245,7 @@ class SlotPool:
     def close_idle(self) -> None:
         """End the servers that no sandbox has. The next sandbox starts one again."""
         self._grown()
-        self._settle()
+        self.settle()
         with self._lock:
             idle, self._idle = self._idle, []
             self._all -= set(idle)
@@ -270,7 +270,7 @@ class SlotPool:
         if self._pid == os.getpid():
             self._ended = True
             self._grown()
-            self._settle()
+            self.settle()
             for slot in self._all:
                 _close(slot)
             self._idle, self._all = [], set()
@@ -282,7 +282,7 @@ def _fits(slot: Slot, kind: SlotKind) -> bool:
 
 
 def _has(slot: Slot, shape: Shape | None) -> bool:
-    return slot.bay is not None and slot.bay.shape == shape
+    return (slot.bay.shape if slot.bay is not None else None) == shape
 
 
 def _close(slot: Slot) -> None:

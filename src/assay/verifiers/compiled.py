@@ -37,10 +37,10 @@ It imports nothing that is not loaded: `sys.path` is still as the image has it.
 
 
 @cache
-def compiled_files() -> bytes:
-    """The content of `COMPILED`: this interpreter's magic number, then each file's marshalled code by its path in `HOME`."""
+def compiled_files(home: str = HOME) -> bytes:
+    """The content of `COMPILED`: this interpreter's magic number, then each file's marshalled code by its path in `home`."""
     codes = {}
     for name, source in vendored_files().items():
-        path = f"{HOME}/{name}"
+        path = f"{home}/{name}"
         codes[path] = marshal.dumps(compile(source, path, "exec", dont_inherit=True, optimize=0))
     return MAGIC_NUMBER + marshal.dumps(codes)

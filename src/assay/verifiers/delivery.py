@@ -113,12 +113,12 @@ def last_words(
 
 def _has_room(stream: "Any") -> bool:
     """Whether a stream is the interpreter's own and leads to a pipe with room for all that can wait in it to be flushed."""
-    if stream is None or (stream is not sys.__stdout__ and stream is not sys.__stderr__):
+    if stream is None or stream not in (sys.__stdout__, sys.__stderr__):
         return False
     try:
         import fcntl
 
-        descriptor = stream.fileno()
+        descriptor: int = stream.fileno()
         waiting = int.from_bytes(fcntl.ioctl(descriptor, _FIONREAD, b"\0\0\0\0"), sys.byteorder)
         return bool(fcntl.fcntl(descriptor, _F_GETPIPE_SZ) - waiting >= _ROOM)
     except (ImportError, OSError, ValueError, AttributeError):

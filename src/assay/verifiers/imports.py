@@ -311,7 +311,7 @@ def real_path(path: "PathText") -> str:
     except (OSError, ValueError):
         return os.path.realpath(path)
     try:
-        found = os.readlink(f"/proc/self/fd/{descriptor}")
+        found = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - see above
     except OSError:
         found = ""
     finally:

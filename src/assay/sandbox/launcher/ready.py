@@ -53,7 +53,10 @@ class _Ahead:
     """… and its folder in the sandbox, the first argument."""
     codes: dict[str, CodeType] = {}  # noqa: RUF012 - replaced as a whole, by `load`
     """What is in the folder, compiled; empty: nothing is known ahead."""
-    parts: dict[str, ModuleType] = {}  # noqa: RUF012 - replaced as a whole, by `rehearse`
+    # The rest is replaced as a whole, by `rehearse`.
+    parts: dict[str, ModuleType] = {}  # noqa: RUF012 - see above
+    launcher: list[ModuleType] = []  # noqa: RUF012 - see above
+    modules: frozenset[str] = frozenset()
 
 
 def load(ahead: Mapping[str, Any]) -> None:
@@ -75,10 +78,12 @@ def load(ahead: Mapping[str, Any]) -> None:
         _Ahead.program, _Ahead.home = ahead["program"], ahead["home"]
 
 
-def rehearse() -> None:
+def rehearse(usual: frozenset[str]) -> None:
     """In the fork, before it knows what to run: what the runner would do first, and a touch of what it will use.
 
-    A page of the server's that is written for the first time is copied: better now than when somebody waits.
+    A page of the server's that is written for the first time is copied: better now than when somebody waits. `usual`: the
+    modules that an interpreter has loaded when it starts. The others that are here are named to the program as
+    `READY_MODULES`, in case that it is to find others of these names.
     """
     parts = {}
     for name in _PARTS if _Ahead.codes else ():
@@ -90,6 +95,9 @@ def rehearse() -> None:
     if parts:
         # It looks for a module that not every version has.
         parts["imports"].sha256()
+    # Kept till the end: to take them apart would write to the pages of all that is in them.
+    _Ahead.launcher = [sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "launcher"]
+    _Ahead.modules = frozenset(sys.modules) - usual
     scratch: dict[str, Any] = {}
     exec(compile(_REHEARSED, "<string>", "exec", dont_inherit=True), scratch)  # noqa: S102 - see `_REHEARSED`
     json.loads(json.dumps({"files": {"name": "digest"}, "numbers": [1, 2.5, None]}))
@@ -113,12 +121,10 @@ except ValueError as error:
 """Does what verifiers do, and changes nothing."""
 
 
-def run(argv: list[str], env: Mapping[bytes, bytes], usual: frozenset[str]) -> NoReturn:
+def run(argv: list[str], env: Mapping[bytes, bytes]) -> NoReturn:
     """Run a program in this process, a fresh fork with its descriptors, folder and rights in place, and end with it.
 
-    `argv` is an interpreter, `-I`, `-c`, the program and its arguments. `usual`: the modules that an interpreter has loaded
-    when it starts. The others that are here are named to the program as `READY_MODULES`, in case that it is to find others of
-    these names.
+    `argv` is an interpreter, `-I`, `-c`, the program and its arguments.
     """
     gc.enable()
     sys.dont_write_bytecode = False
@@ -138,9 +144,7 @@ def run(argv: list[str], env: Mapping[bytes, bytes], usual: frozenset[str]) -> N
         del sys.argv[1]
         main.__dict__.update(__file__=runner, ASSAY_COMPILED=_Ahead.codes, ASSAY_PARTS=_Ahead.parts)
         code = _Ahead.codes[runner]
-    # Kept till the end: to take them apart would write to the pages of all that is in them.
-    launcher = [sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "launcher"]
-    main.__dict__["READY_MODULES"] = frozenset(sys.modules) - usual
+    main.__dict__["READY_MODULES"] = _Ahead.modules
     sys.modules["__main__"] = main
     try:
         if code is None:

@@ -48,13 +48,10 @@ def become(control: socket.socket, settings: Settings) -> None:
     """What the fork does. Never returns."""
     try:
         score = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
-        proc, dev, base = _wait_here(settings, control)
-        _, begun, mounts = wire.receive(control)
-        _build(begun, mounts, settings, proc, dev, base)
+        _join(settings)
         if settings.usual is not None:
-            _watch(control, score, begun, settings, settings.usual)
-        wire.send(control, "built")
-        _finish(control, begun, settings)
+            _watch(control, score, settings)
+        _get_ready(control, settings)
         _, fields, fds = wire.receive(control)
         before = _raise_score(score)
         # Before it does: a supervisor that heard nothing starts it anew, and no command may run twice.
@@ -78,20 +75,30 @@ def become(control: socket.socket, settings: Settings) -> None:
         os._exit(0)
 
 
-def _fail(control: socket.socket, error: BaseException) -> NoReturn:
-    """Nothing of a task's has run; whatever it was, the supervisor must hear of it."""
-    wire.send(control, "failed", {"why": _words(error)})
-    os._exit(1)
+def _get_ready(control: socket.socket, settings: Settings) -> None:
+    """Do all up to the command: what can be done before a request, and then what it brings. It leaves no right."""
+    proc, dev, base = _wait_here(settings, control)
+    _, begun, mounts = wire.receive(control)
+    _build(begun, mounts, settings, proc, dev, base)
+    if settings.usual is not None:
+        # Loaded where there is such an interpreter alone: a fork costs by what is in memory.
+        from . import ready
 
-
-def _finish(control: socket.socket, begun: Mapping[str, Any], settings: Settings) -> None:
-    """Wait for what a request brings, and finish the root with it. Then give up every right: the command is not known yet."""
+        ready.rehearse(settings.usual)
+        _rehearse()
+    wire.send(control, "built")
     _, fields, mounts = wire.receive(control)
     root.finish(begun["steps"], fields["steps"], mounts, settings.owner, begun["space"])
     for fd in mounts:
         os.close(fd)
     os.umask(0o022)
     rights.drop(settings.uid, begun["limits"], settings.program)
+
+
+def _fail(control: socket.socket, error: BaseException) -> NoReturn:
+    """Nothing of a task's has run; whatever it was, the supervisor must hear of it."""
+    wire.send(control, "failed", {"why": _words(error)})
+    os._exit(1)
 
 
 def _raise_score(score: int) -> int:
@@ -110,33 +117,36 @@ def _tell_end(control: socket.socket, command: int) -> None:
     wire.send(control, f"ended:{_reap_until(command)}")
 
 
-def _watch(
-    control: socket.socket, score: int, begun: Mapping[str, Any], settings: Settings, usual: frozenset[str]
-) -> NoReturn:
-    """Fork what the command will be before it is known, and be its init: without any right from here on."""
-    before = _raise_score(score)
-    command = os.fork()
-    if command == 0:
-        os.close(score)
-        _command(control, begun, settings, usual)
+def _watch(control: socket.socket, score: int, settings: Settings) -> NoReturn:
+    """Fork what the command will be before anything is known, and be its init.
+
+    It does nothing else, so that few of the pages that it shares with the server are copied. It has no right from here on,
+    and what it sees is empty.
+    """
     try:
+        before = _raise_score(score)
+        command = os.fork()
+        if command == 0:
+            os.close(score)
+            _command(control, settings)
         os.pwrite(score, b"%d" % before, 0)
-        rights.drop(settings.uid, begun["limits"], settings.program)
+        kernel.unshare(kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWCGROUP, "namespaces")
+        root.enter("/new")
+        rights.drop(settings.uid, {}, settings.program)
+    except BaseException as error:
+        _fail(control, error)
+    try:
         _tell_end(control, command)
     finally:
         os._exit(0)
 
 
-def _command(control: socket.socket, begun: Mapping[str, Any], settings: Settings, usual: frozenset[str]) -> NoReturn:
-    """Finish the root, wait for what to run, and become it."""
-    # Loaded where there is such an interpreter alone: a fork costs by what is in memory.
+def _command(control: socket.socket, settings: Settings) -> NoReturn:
+    """Make the root, wait for what to run, and become it."""
     from . import ready
 
     try:
-        ready.rehearse()
-        _rehearse()
-        wire.send(control, "built")
-        _finish(control, begun, settings)
+        _get_ready(control, settings)
         _, fields, fds = wire.receive(control)
         wire.send(control, "started")
     except wire.Gone:
@@ -160,7 +170,7 @@ def _command(control: socket.socket, begun: Mapping[str, Any], settings: Setting
     except BaseException as error:
         _say(_words(error))
         os._exit(NOT_STARTED)
-    ready.run(words, env, usual)
+    ready.run(words, env)
 
 
 def _rehearse() -> None:
@@ -198,12 +208,15 @@ def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _wait_here(settings: Settings, control: socket.socket) -> tuple[int, int, list[int]]:
-    """Get ready as far as that needs no request: a /proc and a /dev to place later, and mounts of the base not placed yet."""
+def _join(settings: Settings) -> None:
     # Here and now: a group that is joined after a pause can take milliseconds, and nobody waits yet.
     for group in settings.groups:
         os.write(group, b"0")
         os.close(group)
+
+
+def _wait_here(settings: Settings, control: socket.socket) -> tuple[int, int, list[int]]:
+    """Get ready as far as that needs no request: a /proc and a /dev to place later, and mounts of the base not placed yet."""
     # The group namespace after that: from inside, the slot's group is the root and names nothing of the host.
     kernel.unshare(
         kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWCGROUP, "mount, ipc, uts, cgroup namespaces"
