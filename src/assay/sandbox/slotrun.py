@@ -8,7 +8,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from assay.failures import FailureEvent
@@ -80,6 +79,7 @@ class SlotRun:
         self._parked: Parked | None = None
         self._said: dict[str, str] = {}
         self._killed = False
+        self._alone = False
         self._slot = slot
         self._blueprint = blueprint
         self._command = command
@@ -94,8 +94,13 @@ class SlotRun:
 
     @property
     def exit_fds(self) -> tuple[int, ...]:
-        """See `Launched.exit_fds`."""
-        return (self._parked.pidfd,) if self._parked is not None else ()
+        """See `Launched.exit_fds`: the init's own end, and its word that the command has ended."""
+        return (self._parked.pidfd, self._parked.control.fileno()) if self._parked is not None else ()
+
+    @property
+    def outlives(self) -> int | None:
+        """See `Launched.outlives`."""
+        return self.pid1 if self._alone else None
 
     async def begin(self, bound: Callable[[int], None], patience: Insistence) -> None:
         """See `Launched.begin`."""
@@ -190,6 +195,13 @@ class SlotRun:
         """See `Launched.prove_dead`."""
         if self._parked is None:
             return True
+        while readable_within(self._parked.control.fileno(), 0) and self._listen():
+            pass
+        if "ended" in self._said and self._slot.group is not None:
+            # The group tells whether anything else is left. The init is our own code and has said its last word: nobody has to
+            # wait until its memory is taken apart. The slot's next fork does.
+            self._alone = True
+            return True
         dead = await patience.until_readable(self._parked.pidfd, timeout_s)
         self._slot.lost = self._slot.lost or not dead
         while dead and self._listen():
@@ -237,5 +249,10 @@ class SlotRun:
 
 def _pid_of(pidfd: int) -> int:
     """The host's pid of a process by its pidfd; -1 when it was reaped."""
-    text = Path(f"/proc/self/fdinfo/{pidfd}").read_text()
-    return int(text.partition("\nPid:")[2].split()[0])
+    # Read for every command: the plain calls take a fifth of the time that a file object takes.
+    file = os.open(f"/proc/self/fdinfo/{pidfd}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        text = os.read(file, 4096)
+    finally:
+        os.close(file)
+    return int(text.partition(b"\nPid:")[2].split()[0])
