@@ -148,6 +148,14 @@ class SlotRun:
         self._said[name] = value or fields.get("why", "")
         return True
 
+    def _ends(self) -> bool:
+        """Whether the sandbox's init has said that the command has ended, or can say nothing any more."""
+        assert self._parked is not None  # noqa: S101 - there are words only of what began
+        while readable_within(self._parked.control.fileno(), 0):
+            if not self._listen():
+                return True
+        return "ended" in self._said
+
     async def _take(self, patience: Insistence) -> Parked:
         """The fork that waits. A server that died while nothing ran in it is replaced: nothing was lost with it."""
         deadline = time.monotonic() + SETUP_S
@@ -185,8 +193,8 @@ class SlotRun:
             wire.send(parked.control, "run", fields, [*self._stdio, *command.pass_fds])
 
     def kill(self) -> None:
-        """See `Launched.kill`."""
-        if self._parked is not None and not readable_within(self._parked.pidfd, 0):
+        """See `Launched.kill`. An init that is ending by itself needs no help, and how it came to is still to be seen."""
+        if self._parked is not None and not self._ends() and not readable_within(self._parked.pidfd, 0):
             self._killed = True
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._parked.pidfd, signal.SIGKILL)
@@ -195,9 +203,7 @@ class SlotRun:
         """See `Launched.prove_dead`."""
         if self._parked is None:
             return True
-        while readable_within(self._parked.control.fileno(), 0) and self._listen():
-            pass
-        if "ended" in self._said and self._slot.group is not None:
+        if self._ends() and "ended" in self._said and self._slot.group is not None:
             # The group tells whether anything else is left. The init is our own code and has said its last word: nobody has to
             # wait until its memory is taken apart. The slot's next fork does.
             self._alone = True
