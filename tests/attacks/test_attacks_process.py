@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from attacks.harness import Arena, Attack, Expected
@@ -18,6 +20,14 @@ from attacks.verifiers import (
     solve,
 )
 
+ONE_PROCESS = "what the submission does in the grader's process, or sends to it, is no matter of where its files lie"
+MODES_TOO = (
+    "os._exit at import",
+    "the verdict sent in the runner's place",
+    "a second message on the channel",
+    "a pickle where JSON is read",
+)
+"""Of what happens in the grader's own process: shown in shared mode, too."""
 FORGED = {"expected": Expected.FORGED, "why": IN_PROCESS, "tries": True}
 NO_MESSAGE = ("assay:missing_reward",)
 
@@ -284,4 +294,4 @@ VALUES = [
 
 @pytest.mark.parametrize("attack", [*LEAVING, *RUNNERS, *VALUES], ids=lambda attack: attack.id)
 async def test_the_verdict_is_honest(arena: Arena, attack: Attack) -> None:
-    await arena.fight(attack)
+    await arena.fight(replace(attack, same="" if attack.name in MODES_TOO else ONE_PROCESS))
