@@ -93,6 +93,8 @@ class Attack:
     ASSAY_SOAK=1. Others of its kind are graded with every provider."""
     apart: bool = False
     """Whether the verifier has the submission run in a sandbox of its own. That needs a workspace beside the filesystem."""
+    both: bool = False
+    """Graded in separate mode with every provider, costly as it is: one of each number is."""
     everywhere: bool = False
     """Graded with every provider in every mode, costly as it is."""
 
@@ -164,16 +166,19 @@ class Arena:
         assert (control.status, control.reward) == ("graded", 1.0), f"the positive control: {control}"
         self.controls[key] = shutil.copytree(state, self.folder / "proven")
 
+    def leaves_out(self, attack: Attack) -> str:
+        """Why an attack is left to another arena; empty for one that is fought here."""
+        if not self.spare:
+            return ""
+        if attack.costly and not (attack.both and self.mode == "separate"):
+            return "costly, and graded with another provider or mode"
+        if self.mode == "shared" and attack.same:
+            return f"as in separate mode: {attack.same}"
+        return f"as with the first provider: {attack.alike}" if attack.alike else ""
+
     def skip_what_is_left_out(self, attack: Attack) -> None:
         """Skip, and note in the table, what another arena shows."""
-        why = ""
-        if self.spare and attack.costly:
-            why = "costly, and graded with another provider or mode"
-        elif self.spare and self.mode == "shared" and attack.same:
-            why = f"as in separate mode: {attack.same}"
-        elif self.spare and attack.alike:
-            why = f"as with the first provider: {attack.alike}"
-        if why:
+        if why := self.leaves_out(attack):
             self.record(attack, f"left to ASSAY_SOAK=1 ({why})")
             pytest.skip(f"{why}; everywhere with ASSAY_SOAK=1")
 

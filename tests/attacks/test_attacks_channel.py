@@ -243,6 +243,7 @@ GRADER = [
         solve(DAEMONS_OF_ONE, early=True),
         timeout_s=SHORT_S,
         tries=True,
+        both=True,
     ),
     Attack(
         30,
@@ -256,6 +257,7 @@ GRADER = [
             "os._exit(0)"
         ),
         base="pytest",
+        both=True,
         expected=Expected.FORGED,
         why=IN_PROCESS,
         tries=True,
@@ -329,7 +331,10 @@ CRASHES: dict[str, dict[str, str | bytes]] = {
 }
 
 
-@pytest.mark.parametrize("attack", [*PLANTING, *PLACING, *SIZES, *GRADER, *NUMBERS], ids=lambda attack: attack.id)
+ATTACKS = [*PLANTING, *PLACING, *SIZES, *GRADER, *NUMBERS]
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.id)
 async def test_the_verdict_is_honest(arena: Arena, attack: Attack) -> None:
     await arena.fight(attack)
 

@@ -342,6 +342,9 @@ KERNEL = [
 ]
 
 
+ATTACKS = [*BOMBS, *PROCESSES, *KERNEL]
+
+
 @pytest.mark.parametrize("attack", [*PROCESSES, *KERNEL], ids=lambda attack: attack.id)
 async def test_the_verdict_is_honest(arena: Arena, attack: Attack) -> None:
     await arena.fight(attack)
