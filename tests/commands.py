@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,6 +49,14 @@ def inline(*words: str | Path | bytes, state: Path, cwd: Path | None = None) -> 
     assert "Traceback" not in stderr, stderr
     assert isinstance(code, int), (code, stderr)
     return Ended(code, stdout, stderr)
+
+
+def apart(*words: str | Path, state: Path) -> Ended:
+    """Run a command in a process of its own: where this one's main thread has something else to do."""
+    env = {**os.environ, "ASSAY_STATE": str(state)}
+    done = subprocess.run([*ASSAY, *words], capture_output=True, text=True, env=env, timeout=120)
+    assert "Traceback" not in done.stderr, done.stderr
+    return Ended(done.returncode, done.stdout, done.stderr)
 
 
 def assay(*words: str | Path | bytes, state: Path, check_json: bool = True) -> tuple[int, dict[str, Any], str]:
