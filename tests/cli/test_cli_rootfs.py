@@ -37,7 +37,7 @@ def test_import_list_rm(tmp_path: Path) -> None:
     assert code == 0
     assert out.startswith("imported org/name:1.0: 1 layer, 5 entries")
     assert "workdir  /srv" in out
-    assert "dropped  1 devices and FIFOs: dev/null" in out
+    assert "dropped  1 device or FIFO: dev/null" in out
     code, out, _ = run("list", "--json", state=state)
     (line,) = out.splitlines()
     image = json.loads(line)
