@@ -25,7 +25,7 @@ PR_SET_CHILD_SUBREAPER = 36
 HARMLESS = ("multiprocessing.resource_tracker",)
 # What a process keeps in its scratch folder to its end: bubblewrap where every uid can reach it, a sandbox's /etc, tests
 # folders as they are laid for sandboxes.
-KEPT = ("bubblewrap-", "etc-", "staged-")
+KEPT = ("brokers-", "bubblewrap-", "etc-", "staged-")
 # `assay-<user or namespace>-<owner's pid>-…`, as scratch folders and cgroups are named.
 OWNED = re.compile(r"assay-\d+-(\d+)-")
 

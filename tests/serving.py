@@ -16,7 +16,7 @@ import aiohttp
 from ulid import ULID
 
 from assay.failures import FailureEvent
-from assay.grading import Verdict, failed_verdict
+from assay.grading import Captured, Verdict, failed_verdict
 from assay.server import Chosen, Graded, Limits, Settings
 from assay.server.running import Server, started
 from commands import make_task
@@ -38,14 +38,14 @@ class ScriptedGrader:
     most_at_once: int = 0
 
     async def __call__(
-        self, chosen: Chosen, workspace: Path | None, response: Mapping[str, Any] | str | None
+        self, chosen: Chosen, workspace: Path | Captured | None, response: Mapping[str, Any] | str | None
     ) -> Graded:
         name = str(chosen.row.get("answer", ""))
         self.visits[name] += 1
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
-            outcome = self.script(chosen, workspace)
+            outcome = self.script(chosen, workspace.folder if isinstance(workspace, Captured) else workspace)
             if asyncio.iscoroutine(outcome) or isinstance(outcome, asyncio.Future):
                 outcome = await outcome
         except asyncio.CancelledError:

@@ -58,7 +58,7 @@ async def test_fact_1_never_the_hosts_root(make: Make, tmp_path: Path) -> None:
     sandbox = await make(mounts=(*OUT, Overlay(folder, "/app")))
     before = starters()
     running = asyncio.ensure_future(sandbox.exec(["sh", "-c", "touch /out/on; sleep 100"], timeout_s=30))
-    out = next(iter(sandbox._parts.writables.values()))
+    out = next(iter(sandbox._parts.room.writables.values()))
     await until_exists(out / "on")
     (starter,) = starters() - before
     uids = {pid: uids_of(pid) for pid in launch_module.children(starter)} | {starter: uids_of(starter)}
@@ -302,7 +302,7 @@ async def test_arguments_past_what_bubblewrap_takes(make: Make) -> None:
 async def test_nothing_of_it_is_left() -> None:
     provider = BubblewrapProvider()
     sandbox = await provider.create(SandboxSpec(mounts=(*OUT, Writable("/disk", on_disk=True))))
-    folders = [sandbox._parts.folder, *sandbox._parts.writables.values()]
+    folders = [sandbox._parts.folder, *sandbox._parts.room.writables.values()]
     group = sandbox._parts.group
     await sandbox.exec(["sh", "-c", "echo x > /out/f; mkdir -p /disk/a/b; chmod 0 /disk/a"], timeout_s=30)
     assert all(folder.exists() for folder in folders)

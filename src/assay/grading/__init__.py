@@ -7,6 +7,7 @@ from .arguments import WrongArgument
 from .checking import Check, check_task
 from .decide import Ask, Controls, Evidence, Settled, decide
 from .grade import failed_verdict, grade, grade_sync, lost_verdict
+from .job import Captured
 from .judging import AskJudge, Judgement, NoSuchJudge
 from .observation import Observation, Standing
 from .rewards import InvalidReward, MissingReward, Reward, RewardRule, read_reward
@@ -18,6 +19,7 @@ __all__ = [
     "RULE",
     "Ask",
     "AskJudge",
+    "Captured",
     "CausedBy",
     "Check",
     "Controls",

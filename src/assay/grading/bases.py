@@ -165,8 +165,20 @@ def find_python(base: Base, path: str | None, workdir: str) -> str | None:
 
     Never one in the workspace. None when there is none, or when the first one is visibly older than 3.8.
     """
-    root = Path(os.path.realpath(base.folder or "/"))
-    folders = [os.path.normpath(folder) for folder in (path or DEFAULT_PATH).split(":") if folder.startswith("/")]
+    if base.folder is None:
+        # Looked for once: every verification on the host's own base asks.
+        return _python_of_host(path or DEFAULT_PATH, workdir)
+    return _look_for_python(base.folder, path or DEFAULT_PATH, workdir)
+
+
+@functools.lru_cache(maxsize=256)
+def _python_of_host(path: str, workdir: str) -> str | None:
+    return _look_for_python(Path("/"), path, workdir)
+
+
+def _look_for_python(base: Path, path: str, workdir: str) -> str | None:
+    root = Path(os.path.realpath(base))
+    folders = [os.path.normpath(entry) for entry in path.split(":") if entry.startswith("/")]
     for name in ("python3", "python"):
         for folder in folders:
             found = find_inside(root, folder)

@@ -13,6 +13,7 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 import socket
 import struct
 import time
@@ -25,7 +26,7 @@ from typing import Any, TypeVar
 from assay.failures import FailureEvent, is_infrastructure
 from assay.sandbox import Capability, Ended, Socket
 from assay.sandbox.waiting import Insistence
-from assay.workspaces import scratch_folder
+from assay.workspaces import process_folder, scratch_folder
 
 from .asks import HEADER_MAX, PROTOCOL, JudgeAsk, Refused, RunAsk, read_header, split_argv
 from .channel import refuse_descriptors
@@ -52,6 +53,18 @@ _log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
+_places: dict[int, Path] = {}
+
+
+def _folder() -> Path:
+    """Where this process' sockets lie, under names that nobody can guess."""
+    # A forked child has a folder of its own, and a cleaner of temporary files may have been here.
+    here = os.getpid()
+    if here not in _places or not _places[here].is_dir():
+        _places[here] = process_folder("brokers", memory=True)
+    return _places[here]
+
+
 class Broker:
     """One verification's broker. An async context manager: it listens inside the block, and at its end nothing of it is left."""
 
@@ -67,7 +80,8 @@ class Broker:
         self._free = asyncio.Semaphore(IN_FLIGHT)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._accepting: asyncio.Task[None] | None = None
-        self._folder = Path()
+        self._place = Path()
+        self._listener: socket.socket | None = None
         self.fault: FailureEvent | None = None
         """The first infrastructure fault that a run met: seen here, not told by the verifier."""
         self._going: dict[_Wire, float] = {}
@@ -80,14 +94,16 @@ class Broker:
     async def __aenter__(self) -> Broker:
         """Listen. Raises `OSError`, and `FailureEvent` without scratch space."""
         try:
-            self._folder = self._stack.enter_context(scratch_folder("broker", memory=True))
             listener = self._stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-            folder = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            folder = _folder()
+            self._place = folder / secrets.token_hex(12)
+            descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 # By the descriptor: the path of a scratch folder may be longer than a socket's address may be.
-                listener.bind(f"/proc/self/fd/{folder}/s")
+                listener.bind(f"/proc/self/fd/{descriptor}/{self._place.name}")
             finally:
-                os.close(folder)
+                os.close(descriptor)
+            self._stack.callback(self._place.unlink)
             self._place.chmod(0o600)
             refuse_descriptors(listener)
             listener.listen(_BACKLOG)
@@ -95,38 +111,44 @@ class Broker:
         except BaseException:
             self._stack.close()
             raise
-        self._accepting = asyncio.create_task(self._accept(listener))
+        # Most verifiers ask nothing: who accepts is there from the first request on.
+        asyncio.get_running_loop().add_reader(listener, self._first, listener)
+        self._listener = listener
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop listening, end every run, close the siblings: all of it, also when cancelled meanwhile."""
+        if self._accepting is None:
+            if self._listener is not None:
+                asyncio.get_running_loop().remove_reader(self._listener)
+            self._stack.close()
+            return
         patience = Insistence()
-        closing = asyncio.ensure_future(self._close())
+        closing = asyncio.ensure_future(self._close(self._accepting))
         while not await patience.wait(closing, timeout_s=60):
             pass
         closing.result()
         patience.release()
+
+    def _first(self, listener: socket.socket) -> None:
+        asyncio.get_running_loop().remove_reader(listener)
+        self._accepting = asyncio.create_task(self._accept(listener))
 
     @property
     def mount(self) -> Socket:
         """What the grader's sandbox needs."""
         return Socket(self._place, SOCKET_AT)
 
-    @property
-    def _place(self) -> Path:
-        return self._folder / "s"
-
     def begin(self, timeout_s: float) -> None:
         """The verification's clock starts now: no run goes on past its end."""
         self._deadline = asyncio.get_running_loop().time() + timeout_s
         self.judging.begin(timeout_s)
 
-    async def _close(self) -> None:
-        if self._accepting is not None:
-            self._tasks.add(self._accepting)
-            self._accepting.add_done_callback(self._tasks.discard)
+    async def _close(self, accepting: asyncio.Task[None]) -> None:
+        self._tasks.add(accepting)
+        accepting.add_done_callback(self._tasks.discard)
         # A run that was to be ended goes on until its processes are proven dead, whatever became of who waited for it.
         while self._tasks:
             for task in self._tasks:

@@ -11,6 +11,7 @@ import asyncio
 import fnmatch
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -31,18 +32,19 @@ _HIDDEN = ("/tmp", "/var/tmp")  # noqa: S108 - inside a sandbox, where they are 
 _SAID = 300
 
 
-async def gather(job: Job, answer: Answer, folder: Path) -> Answer:
-    """The answer as the verifier is to see it. `folder` is a path of ours where nothing is: the result lies there.
+async def gather(job: Job, answer: Answer, own: Callable[[], Path]) -> Answer:
+    """The answer as the verifier is to see it. `own` makes a folder of ours: what is gathered lies in there.
 
     Raises `FailureEvent`: `assay:collect_failed` for a hook that failed, `assay:task_invalid` for an artifact that cannot
     be one, and as `capture` does.
     """
     sources = [artifact_path(job.task, part) for part in _artifacts(job.task)]
-    conventional = folder / "artifacts"
     hooks = [hook for hook in job.task.config.verifier.collect if hook.service in _MAIN]
     if not sources and not hooks and answer.root is None:
         return answer
+    folder = own() / "gathered"
     folder.mkdir()
+    conventional = folder / "artifacts"
     if hooks:
         answer = await _collect(job, answer, hooks, folder, conventional)
     if answer.root is not None:
@@ -160,7 +162,7 @@ async def _collect(job: Job, answer: Answer, hooks: list[Collect], folder: Path,
             await sandbox.close()
         if root is not None:
             await asyncio.to_thread(clear_mount_points, root)
-    return replace(answer, root=root, workspace=workspace if answer.workspace is not None else None)
+    return replace(answer, root=root, workspace=workspace if answer.workspace is not None else None, disposable=True)
 
 
 def _replace(left: Path, kept: Path) -> None:

@@ -24,7 +24,7 @@ from .bases import agent_filesystem
 from .decide import Evidence, Settled, decide
 from .evidence import EvidenceStore
 from .filesystem import take_filesystem
-from .job import Answer, Job, bases_of, plan_jobs
+from .job import Answer, Captured, Job, bases_of, plan_jobs
 from .judging import AskJudge
 from .observation import Standing, not_graded
 from .rehearsal import rehearsed
@@ -34,7 +34,7 @@ from .state import state_dir
 from .steps import combined_verdict, shortfall
 from .verdict import CausedBy, Timing, Verdict
 
-Folder = Path | str
+Folder = Path | str | Captured
 Folders = Folder | Mapping[str, Folder] | None
 """One folder, or one for each step by its name."""
 
@@ -86,8 +86,9 @@ async def grade(
         task: a task, or its folder.
         workspace: the folder the agent worked in; None for the untouched environment. For a multi-step task: a folder with
             one folder for each step, as it was when the step ended, by the step's name; or a mapping of these names to
-            folders. In shared mode it may be None: then the workdir is what the filesystem has there. A `FailureEvent`: why
-            what the agent left could not be captured; it is judged as if it had come up now.
+            folders. A folder is copied before it is graded; a `Captured` one is not. In shared mode it may be None: then the
+            workdir is what the filesystem has there. A `FailureEvent`: why what the agent left could not be captured; it is
+            judged as if it had come up now.
         response: the agent's final response: a Responses API object, or plain text. Every step is given the same.
         task_data: fields merged over the task's own.
         trajectory: a file that the verifier sees as `/logs/agent/trajectory.json`.
@@ -122,6 +123,9 @@ async def grade(
     loaded = task if isinstance(task, Task) else load_task(task)
     if isinstance(workspace, Mapping) and not loaded.steps:
         raise WrongArgument(f"{loaded.id} has no steps: give one workspace, not one for each step")
+    for captured in workspace.values() if isinstance(workspace, Mapping) else [workspace]:
+        if isinstance(captured, Captured) and not captured.folder.is_dir():
+            raise WrongArgument(f"workspace: the captured folder {captured.folder} is not there")
     provider = provider_of(sandbox)
     place = state_dir(state)
     kept = contextlib.ExitStack()
@@ -186,7 +190,7 @@ async def _grade_step(job: Job, workspace: Folders | FailureEvent, given: _Given
     elif isinstance(workspace, FailureEvent):
         own = workspace
     else:
-        own = Path(workspace) / name if workspace is not None else None
+        own = _step_of(workspace, name) if workspace is not None else None
     return await _grade_one(
         job,
         replace(given, workspace=own, root=given.root / name if given.root is not None else None),
@@ -196,6 +200,14 @@ async def _grade_step(job: Job, workspace: Folders | FailureEvent, given: _Given
             tell=lambda text: means.tell(f"{name}: {text}"),
         ),
     )
+
+
+def _step_of(workspace: Folder, name: str) -> Folder:
+    if isinstance(workspace, Captured):
+        own = workspace.folder / name
+        # What is not there, or no folder, its capture refuses in its own words.
+        return Captured(own) if own.is_dir() and not own.is_symlink() else own
+    return Path(workspace) / name
 
 
 def _check(mode: str, rootfs: str | None, timeout_s: float | None) -> None:
@@ -274,10 +286,16 @@ async def _grade_one(job: Job, given: _Given, means: _Means) -> Verdict:
     verification = Verification(job, means.control, means.logs, means.store, means.tell)
     dropped: tuple[Found, ...] = ()
     replaced: tuple[str, ...] = ()
-    with scratch_folder("answer", later=True) as folder:
-        means.tell("capturing the workspace")
+    with contextlib.ExitStack() as stack:
         try:
-            answer, dropped = await _capture(job, given, folder)
+            if isinstance(given.workspace, Captured) and given.root is None:
+                workspace = given.workspace.folder.absolute()
+                answer = Answer(workspace, given.response, given.trajectory, disposable=False)
+                dropped = given.workspace.dropped
+            else:
+                means.tell("capturing the workspace")
+                folder = stack.enter_context(scratch_folder("answer", later=True))
+                answer, dropped = await _capture(job, given, folder)
         except FailureEvent as failure:
             # Filling the disk must not mask a bad answer: over a cap is ambiguous, and evidence settles it.
             # So is a workspace that something still changes: what lives on must not be able to mask it.
@@ -303,7 +321,9 @@ async def _capture(job: Job, given: _Given, folder: Path) -> tuple[Answer, tuple
         taken = await _stoppable(take_filesystem, agent_filesystem(given.root), root)
         # A filesystem's own device files say nothing; the sandbox has a /dev of its own.
         dropped = tuple(found for found in taken if not found.path.startswith("dev/"))
-    if given.workspace is not None:
+    if isinstance(given.workspace, Captured):
+        workspace, dropped = given.workspace.folder.absolute(), (*dropped, *given.workspace.dropped)
+    elif given.workspace is not None:
         workspace = folder / "workspace"
         dropped += await _stoppable(capture, Path(given.workspace).absolute(), workspace)
     elif root is None:
@@ -311,7 +331,8 @@ async def _capture(job: Job, given: _Given, folder: Path) -> tuple[Answer, tuple
         async with rehearsed(job, solve=False) as untouched:
             assert untouched.workspace is not None  # noqa: S101 - separate mode has one
             dropped += await _stoppable(capture, untouched.workspace, workspace)
-    return Answer(workspace, given.response, given.trajectory, root), dropped
+    disposable = not isinstance(given.workspace, Captured)
+    return Answer(workspace, given.response, given.trajectory, root, disposable=disposable), dropped
 
 
 async def _stoppable(work: Callable[..., Any], source: Path, into: Path) -> tuple[Found, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 from assay.failures import FailureEvent
 from assay.sandbox import Provider
 from assay.tasks import Task, step_tasks, verifier_mode
+from assay.workspaces import Found
 
 from .arguments import WrongArgument, provider_of
 from .bases import Base, find_base, host_base, workdir_of
@@ -65,6 +66,19 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Captured:
+    """A workspace that is captured already: a copy that nobody changes while it is graded, so it is not copied once more.
+
+    `Snapshots.unpacked` gives such folders, and `assay.workspaces.capture` makes them.
+    """
+
+    folder: Path
+    """All of it belongs to this process' user."""
+    dropped: tuple[Found, ...] = ()
+    """What its capture left out."""
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """What is graded: a captured workspace or filesystem, the final response, the trajectory."""
 
@@ -76,6 +90,8 @@ class Answer:
     """Shared mode: a root filesystem of ours, cleared of what is mounted afresh."""
     parts: tuple[Part, ...] = ()
     """Artifacts that are not in the workspace."""
+    disposable: bool = True
+    """Whether the workspace's folder is this verification's alone."""
 
 
 def plan_jobs(

@@ -113,7 +113,7 @@ class Siblings:
             _, sandbox = self._lanes.pop(at)
         else:
             # Not disposable: the capture's owner is the grader's sandbox, and the provider works on a copy of its own.
-            overlay = Overlay(self._setting.workspace, self._setting.workdir)
+            overlay = Overlay(self._setting.workspace, self._setting.workdir, own=True)
             sandbox = await self._setting.provider.create(self._spec(overlay, memory))
         try:
             yield sandbox

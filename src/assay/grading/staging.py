@@ -11,14 +11,15 @@ import hashlib
 import os
 import secrets
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from assay.sandbox import Mount, ReadOnly
+from assay.sandbox.owning import readable_by_all, tree_holds
 from assay.tasks import StagedTests, canonical_json, json_file, stage_tests
-from assay.verifiers.compiled import COMPILED, compiled_files
+from assay.verifiers.compiled import COMPILED, HOME, compiled_files
 from assay.workspaces import process_folder, remove_tree
 
 from .arguments import is_large
@@ -43,6 +44,8 @@ class Laid(NamedTuple):
 class _Folder:
     path: Path
     staged: StagedTests
+    open: bool
+    """Whether everybody can read all of it."""
     users: int = 0
 
 
@@ -101,14 +104,14 @@ os.register_at_fork(after_in_child=_forget)
 
 
 @contextlib.asynccontextmanager
-async def laid_tests(job: Job, response: Mapping[str, Any] | None, own: Path) -> AsyncIterator[Laid]:
-    """The tests folder of a verification. `own` is an empty folder of ours, for what is this verification's alone.
+async def laid_tests(job: Job, response: Mapping[str, Any] | None, own: Callable[[], Path]) -> AsyncIterator[Laid]:
+    """The tests folder of a verification. `own` makes a folder of ours, for what is this verification's alone.
 
     Raises `TaskInvalid` for what cannot be staged.
     """
     if not job.provider.isolated:
         # Nothing there keeps a verifier from writing in it: none but this verification's may be within its reach.
-        alone = own / "tests"
+        alone = own() / "tests"
         staged = await asyncio.to_thread(stage_tests, job.task, alone, task_data=dict(job.task_data), response=response)
         yield Laid(staged, (ReadOnly(alone, TESTS),), compiled=False)
         return
@@ -124,14 +127,14 @@ async def laid_tests(job: Job, response: Mapping[str, Any] | None, own: Path) ->
             laying.add_done_callback(lambda done: _not_needed(shelf, key, done))
             raise
     try:
-        mounts = [ReadOnly(folder.path, TESTS)]
+        mounts = [ReadOnly(folder.path, TESTS, open=folder.open)]
         if response is not None:
-            file = own / "response.json"
+            file = own() / "response.json"
             if is_large(response):
                 await _written(file, response)
             else:
                 _write(file, response)
-            mounts.append(ReadOnly(file, f"{TESTS}/{folder.staged.response_path}"))
+            mounts.append(ReadOnly(file, f"{TESTS}/{folder.staged.response_path}", open=True))
         yield Laid(folder.staged, tuple(mounts), compiled=folder.staged.is_shim)
     finally:
         shelf.give_back(key, folder)
@@ -149,6 +152,8 @@ async def _written(file: Path, response: Mapping[str, Any]) -> None:
 
 def _write(file: Path, response: Mapping[str, Any]) -> None:
     file.write_bytes(json_file(response, "the response"))
+    # Whatever the umask is: it is seen under another uid.
+    file.chmod(0o644)
 
 
 def _not_needed(shelf: _Shelf, key: str, laying: asyncio.Future[_Folder]) -> None:
@@ -168,8 +173,8 @@ def _lay(shelf: _Shelf, key: str, job: Job, response: Mapping[str, Any] | None) 
     try:
         staged = stage_tests(job.task, place, task_data=dict(job.task_data), response=placeholder)
         if staged.is_shim:
-            (place / ".ng" / COMPILED).write_bytes(compiled_files(f"{TESTS}/.ng"))
-        folder = _Folder(place, staged, users=1)
+            (place / os.path.relpath(HOME, TESTS) / COMPILED).write_bytes(compiled_files())
+        folder = _Folder(place, staged, tree_holds(place, readable_by_all), users=1)
         # A file that changed since the task was read: good for this one, and not for who comes with the same digest.
         if replace(job.task).verifier_digest == job.task.verifier_digest:
             shelf.put(key, folder)

@@ -25,7 +25,7 @@ from assay.sandbox import (
     Writable,
 )
 from assay.tasks import StagedTests, Task, resolve_env, verifier_environment
-from assay.verifiers.compiled import START
+from assay.verifiers.compiled import HOME, START
 from assay.workspaces import Caps, capture, find_inside, list_folder, scratch_folder
 
 from .bases import find_python, verifier_workdir
@@ -47,6 +47,9 @@ STDOUT_FILE = "test-stdout.txt"
 TAIL_CHARACTERS = 2_000
 _TAIL_BYTES = 4 * TAIL_CHARACTERS
 _LOG_CAPS = Caps(bytes=GIB, entries=20_000, depth=64)
+
+_LITTLE_BYTES = 1 << 16
+_LITTLE_ENTRIES = 8
 
 _LIMIT_KINDS = {
     Ended.WALL_LIMIT: "assay:verifier_timeout",
@@ -75,12 +78,12 @@ async def verify_once(job: Job, answer: Answer, logs: Path | None = None) -> Obs
     seen: Observation | None = None
     try:
         async with contextlib.AsyncExitStack() as stack:
-            own = stack.enter_context(scratch_folder("verification", later=True))
+            own = _Own(stack)
             # Closed before the sandbox is: what was sent to it and not taken counts as the sandbox's own memory till then.
             talk = await stack.enter_async_context(contextlib.AsyncExitStack())
             channel = talk.enter_context(Channel())
-            laid = await stack.enter_async_context(laid_tests(job, answer.response, own))
-            answer = await gather(job, answer, own / "gathered")
+            laid = await stack.enter_async_context(laid_tests(job, answer.response, own.folder))
+            answer = await gather(job, answer, own.folder)
             broker = await talk.enter_async_context(_broker(job, answer))
             env = _environment(job, answer, laid.staged, broker)
             argv, fds = _command(job, answer, laid, channel, env.get("PATH"))
@@ -106,7 +109,10 @@ async def verify_once(job: Job, answer: Answer, logs: Path | None = None) -> Obs
             written = await sandbox.get(LOGS)
             beside_s = broker.used_since(prepared) if broker is not None else 0.0
             heard = channel if fds else None
-            seen = await asyncio.to_thread(_read_whatever, job, result, written, heard, logs, beside_s)
+            if logs is None and _is_little(written):
+                seen = _read_whatever(job, result, written, heard, None, beside_s)
+            else:
+                seen = await asyncio.to_thread(_read_whatever, job, result, written, heard, logs, beside_s)
             if broker is not None:
                 seen = with_broker(seen, broker)
     except (OSError, FailureEvent) as error:
@@ -117,6 +123,19 @@ async def verify_once(job: Job, answer: Answer, logs: Path | None = None) -> Obs
     done = time.monotonic()
     timing = Timing(0.0, prepared - began, ran - prepared, done - ran, done - began)
     return replace(seen, timing=timing)
+
+
+class _Own:
+    """A scratch folder of one verification's own, made when it is first needed: most need none."""
+
+    def __init__(self, stack: contextlib.AsyncExitStack) -> None:
+        self._stack = stack
+        self._folder: Path | None = None
+
+    def folder(self) -> Path:
+        if self._folder is None:
+            self._folder = self._stack.enter_context(scratch_folder("verification", later=True))
+        return self._folder
 
 
 def _not_verified(error: OSError | FailureEvent, begun: Run | None, total_s: float) -> Observation:
@@ -142,7 +161,7 @@ async def _sandbox(
     if broker is not None:
         mounts.append(broker.mount)
     if answer.workspace is not None:
-        mounts.append(Overlay(answer.workspace, job.workdir, disposable=True))
+        mounts.append(Overlay(answer.workspace, job.workdir, answer.disposable, own=True))
     elif answer.root is not None and find_inside(answer.root, job.workdir) is None:
         # An agent that removed its workdir has left an empty one.
         mounts.append(Writable(job.workdir, on_disk=True))
@@ -208,7 +227,7 @@ def _command(
     if python is None:
         return ["bash", f"{TESTS}/test.sh"], (channel.theirs,)
     # By its own path and with -I: PATH, PYTHONPATH and HOME may lead into the workspace, and `site` would run what is there.
-    runner = ["-c", START, f"{TESTS}/.ng"] if laid.compiled else [f"{TESTS}/.ng/run_verifier.py"]
+    runner = ["-c", START, HOME] if laid.compiled else [f"{HOME}/run_verifier.py"]
     argv = [python, "-I", *runner, "--verifier", f"{TESTS}/{staged.verifier_path}"]
     argv += ["--workspace", job.workdir, "--reward-dir", LOGS, "--verdict-fd", str(channel.theirs)]
     if staged.task_data_path is not None:
@@ -232,6 +251,20 @@ def _environment(job: Job, answer: Answer, staged: StagedTests, broker: Broker |
 
 def _task_environment(task: Task) -> dict[str, str]:
     return resolve_env(task.config.environment.env, f"{task.folder}/task.toml: [environment.env]")
+
+
+def _is_little(folder: Path) -> bool:
+    """Whether a dead sandbox left so little in its log folder that a thread would take longer than reading it."""
+    left = _LITTLE_BYTES
+    try:
+        with os.scandir(folder) as entries:
+            for number, entry in enumerate(entries):
+                left -= entry.stat(follow_symlinks=False).st_size
+                if number >= _LITTLE_ENTRIES or left < 0 or not entry.is_file(follow_symlinks=False):
+                    return False
+    except OSError:
+        return False
+    return True
 
 
 def _read_whatever(

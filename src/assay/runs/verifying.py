@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from assay.answers import Answer, Snapshots
 from assay.failures import FailureEvent
-from assay.grading import AskJudge, Verdict, failed_verdict, grade
+from assay.grading import AskJudge, Captured, Verdict, failed_verdict, grade
 from assay.runs.settings import GradingSettings
 from assay.sandbox import Provider
 from assay.tasks import Task
@@ -82,7 +82,7 @@ class Verifier:
 
         return judges_of(task.settings.judges, self.settings.judges)
 
-    async def _workspace(self, answer: Answer, held: ExitStack) -> Path | FailureEvent | None:
+    async def _workspace(self, answer: Answer, held: ExitStack) -> Captured | FailureEvent | None:
         uncaptured = answer.extra.get(UNCAPTURED)
         if uncaptured is not None:
             return FailureEvent.from_record(uncaptured)
@@ -94,7 +94,7 @@ class Verifier:
             asyncio.to_thread(lambda: held.enter_context(self.snapshots.unpacked(digest, stop=stop)))
         )
         try:
-            return await asyncio.shield(opening)
+            return Captured(await asyncio.shield(opening))
         except asyncio.CancelledError:
             stop.set()
             await asyncio.wait([opening])

@@ -57,6 +57,8 @@ class ReadOnly:
 
     source: Path
     at: str
+    open: bool = False
+    """All of it can be read by everybody, and nobody changes that meanwhile: it need not be looked through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class Overlay:
     disposable: bool = False
     """`lower` is the caller's own throw-away copy: the owner of its files may be changed (never contents, never modes)
     instead of copying it once more. Without it a provider that runs under another uid works on a private copy."""
+    own: bool = False
+    """All of it belongs to the caller's user, and nobody changes that meanwhile: it need not be looked through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +237,10 @@ class Sandbox(Protocol):
         ...
 
     async def close(self) -> None:
-        """Kill what runs, prove it dead, remove what the sandbox had. Harmless when repeated."""
+        """Kill what runs, prove it dead, remove what the sandbox had. Harmless when repeated.
+
+        A provider may remove it beside what comes next, as long as that needs nobody's doing: no process of it lives then.
+        """
         ...
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from assay.sandbox.base import Capability, Ended, ExecResult, SandboxSpec, Writable
 from assay.sandbox.command import check_command, whole_environment
-from assay.sandbox.layout import check_mounts
-from assay.sandbox.parts import check_sources, put_tree
+from assay.sandbox.parts import check_spec, put_tree
 from assay.workspaces import scratch_folder
 
 
@@ -64,8 +63,7 @@ class FakeProvider:
 
     async def create(self, spec: SandboxSpec) -> FakeSandbox:
         """See `Provider.create`."""
-        check_mounts(spec.mounts)
-        check_sources(spec)
+        check_spec(spec)
         sandbox = FakeSandbox(self, spec)
         self.living += 1
         return sandbox

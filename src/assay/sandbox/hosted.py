@@ -89,7 +89,7 @@ class HostedSandbox:
             self._lost = run.lost
             raise
         else:
-            full = any(map(is_full, self._parts.sized))
+            full = any(map(is_full, self._parts.room.sized))
             return replace(result, limits_hit=(*result.limits_hit, "storage_limit")) if full else result
         finally:
             self._run = None
@@ -115,11 +115,10 @@ class HostedSandbox:
 
     def _writable(self, at: str) -> Path:
         self._check_idle()
-        folder = self._parts.writables.get(at)
+        writables = self._parts.room.writables
+        folder = writables.get(at)
         if folder is None:
-            raise ValueError(
-                f"there is no writable mount at {at!r}; there is {sorted(self._parts.writables) or 'none'}"
-            )
+            raise ValueError(f"there is no writable mount at {at!r}; there is {sorted(writables) or 'none'}")
         return folder
 
     def _check_idle(self) -> None:
@@ -150,7 +149,10 @@ class HostedSandbox:
                 pass
         # What cannot be proven dead keeps its uid and its group until this process ends: nobody else may get them.
         if not self._lost:
-            await patience.run(self._parts.free)
+            if self._parts.at_once:
+                self._parts.free()
+            else:
+                await patience.run(self._parts.free)
         patience.release()
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from assay.sandbox.command import whole_environment
 from assay.sandbox.hosted import Command
+from assay.verifiers.compiled import HOME, START, compiled_files
 
 _EARLY = ("GLIBC_", "LANG", "LC_", "LD_", "LOCPATH", "MALLOC_", "NLSPATH")
 """How the names begin of the variables that are read before an interpreter's first line."""
@@ -22,6 +23,11 @@ class Interpreter:
     def env(self) -> dict[str, str]:
         """What it is started with."""
         return whole_environment(None)
+
+    @property
+    def ahead(self) -> dict[str, str]:
+        """The program that its forks will most likely be asked to run, as the server is told of it."""
+        return {"program": START, "home": HOME, "compiled": compiled_files().hex()}
 
     def starts(self, command: Command) -> bool:
         """Whether a fork of it that waits is as good as starting it anew for this command."""

@@ -8,6 +8,7 @@ written is the root itself, and mount points are made in it.
 
 from __future__ import annotations
 
+import functools
 import os
 import stat
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ from pathlib import Path, PurePosixPath
 from assay.sandbox.base import BaseUse, Mount, Overlay, ReadOnly, SandboxSpec, Socket, Writable
 
 _HOST_TREES = ("bin", "lib", "lib32", "lib64", "libx32", "sbin", "usr")
+HOST_NAMES = frozenset((*_HOST_TREES, "etc", "dev", "proc", "sys"))
+"""What the root of a sandbox on the host's own base has that is not a folder of its own."""
 _HOST_EMPTY = ("home", "opt", "root", "run", "srv", "var")
 _NOT_FROM_BASE = ("dev", "proc", "sys", "tmp")
 _OWN_MOUNTS = ("dev", "proc", "sys")
@@ -45,6 +48,8 @@ class Step:
     """A symbolic link's target."""
     size: int | None = None
     perms: int | None = None
+    of: str = ""
+    """The mount of the spec's that it is, by the `at` that the spec has; empty for what every sandbox has."""
 
 
 @dataclass(slots=True)
@@ -67,17 +72,22 @@ class Plan:
 
 def check_mounts(mounts: tuple[Mount, ...]) -> None:
     """Raise `ValueError` for mounts that no machine could make: a bad `at`, two at one place, one inside a `Writable`."""
-    seen: dict[str, Mount] = {}
-    for mount in mounts:
-        parts = PurePosixPath(mount.at).parts
-        if not mount.at.startswith("/") or mount.at != os.path.normpath(mount.at) or mount.at.startswith("//"):
-            raise ValueError(f"mount at {mount.at!r}: give an absolute path without '.', '..' or a slash at its end")
-        if "\0" in mount.at or len(parts) < 2 or parts[1] in _OWN_MOUNTS:
-            raise ValueError(f"mount at {mount.at!r}: the sandbox keeps /, /dev, /proc and /sys for itself")
-        if mount.at in seen:
-            raise ValueError(f"two mounts at {mount.at!r}")
-        seen[mount.at] = mount
-    writables = {mount.at for mount in mounts if isinstance(mount, Writable)}
+    _check_places(tuple((mount.at, isinstance(mount, Writable)) for mount in mounts))
+
+
+@functools.lru_cache(maxsize=256)
+def _check_places(places: tuple[tuple[str, bool], ...]) -> None:
+    seen: set[str] = set()
+    for at, _ in places:
+        parts = PurePosixPath(at).parts
+        if not at.startswith("/") or at != os.path.normpath(at) or at.startswith("//"):
+            raise ValueError(f"mount at {at!r}: give an absolute path without '.', '..' or a slash at its end")
+        if "\0" in at or len(parts) < 2 or parts[1] in _OWN_MOUNTS:
+            raise ValueError(f"mount at {at!r}: the sandbox keeps /, /dev, /proc and /sys for itself")
+        if at in seen:
+            raise ValueError(f"two mounts at {at!r}")
+        seen.add(at)
+    writables = {at for at, is_writable in places if is_writable}
     for at in seen:
         for parent in writables & set(map(str, PurePosixPath(at).parents)):
             raise ValueError(
@@ -180,11 +190,11 @@ def _mount_step(mount: Mount, at: str, source: Path) -> Step:
     match mount:
         case ReadOnly() | Socket():
             # A read-only mount keeps nobody from connecting, only from changing what is at the place.
-            return Step("ro-bind", at, (source,))
+            return Step("ro-bind", at, (source,), of=mount.at)
         case Overlay():
-            return Step("tmp-overlay", at, (source,))
+            return Step("tmp-overlay", at, (source,), of=mount.at)
         case Writable():
-            return Step("bind", at, (source,))
+            return Step("bind", at, (source,), of=mount.at)
 
 
 @dataclass(frozen=True, slots=True)

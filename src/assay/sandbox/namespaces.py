@@ -9,36 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import itertools
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
-from assay.sandbox.base import Capability, Limits, SandboxSpec
-from assay.sandbox.cgroups import half_of_memory
+from assay.sandbox.base import Capability, Overlay, SandboxSpec
+from assay.sandbox.bays import Shape, is_quick, lay_out, move_in, shape_of
+from assay.sandbox.blueprints import Blueprint, base_of, whole_blueprint
 from assay.sandbox.hosted import Command, HostedSandbox
 from assay.sandbox.hostetc import SANDBOX_UID, shared_etc
 from assay.sandbox.interpreter import Interpreter
 from assay.sandbox.launch import SetupFailed, Stdio, local_failure
-from assay.sandbox.launcher import kernel
-from assay.sandbox.launcher.wire import as_text
-from assay.sandbox.layout import Step, make_skeletons, plan_sandbox
-from assay.sandbox.machine import counts_by_namespace, isolating_claims
-from assay.sandbox.parts import Parts, Tenant, make_parts
-from assay.sandbox.runtime import descriptors
-from assay.sandbox.slotpool import POOL
-from assay.sandbox.slotrun import Blueprint, SlotRun, prepare
+from assay.sandbox.layout import make_skeletons, plan_sandbox
+from assay.sandbox.machine import isolating_claims
+from assay.sandbox.parts import check_spec, furnish, make_room
+from assay.sandbox.slotpool import POOL, SlotKind
+from assay.sandbox.slotrun import SlotRun, prepare
 from assay.sandbox.slots import Slot
-from assay.sandbox.sources import NOTHING, Laid, Source
 from assay.sandbox.trial import TriedProvider
-
-_QUIET = kernel.NOSUID | kernel.NODEV
-_READ_ONLY = _QUIET | kernel.RDONLY
-_OTHERS = 4
-"""Processes under a sandbox's uid that are not its command's: the slot's keeper and server (an ordinary user's), its init,
-and one to spare."""
 
 
 class NamespacesProvider(TriedProvider):
@@ -46,6 +33,10 @@ class NamespacesProvider(TriedProvider):
 
     name = "namespaces"
     isolated = True
+
+    async def create(self, spec: SandboxSpec) -> HostedSandbox:
+        """See `Provider.create`. Where all is ready no thread is asked for it."""
+        return _at_once(spec) or await super().create(spec)
 
     def make(self, spec: SandboxSpec) -> HostedSandbox:
         """See `TriedProvider.make`."""
@@ -62,42 +53,83 @@ def close_idle() -> None:
 
 
 def _make(spec: SandboxSpec) -> HostedSandbox:
-    taken: list[Slot] = []
-
-    def take(stack: contextlib.ExitStack) -> Tenant:
-        slot = _take(spec)
-        taken.append(slot)
-        stack.callback(POOL.give_back, slot)
-        if slot.group is not None:
-            slot.group.limit(spec.limits)
-        return slot.tenant()
-
-    parts = make_parts(spec, take)
-    (slot,) = taken
+    check_spec(spec)
+    shape = shape_of(spec)
+    slot = POOL.take(_kind_of(spec), shape)
     try:
-        on_base = replace(spec, base=parts.base)
-        plan = plan_sandbox(on_base, parts.sources, shared_etc(spec.network), parts.folder / "skeletons")
-        make_skeletons(plan)
-    except OSError as error:
-        parts.free()
-        raise local_failure(error, "make a sandbox") from error
+        if shape is not None:
+            if slot.bay is None:
+                lay_out(slot, shape)
+            return _moved_in(slot, spec, shape)
+        return _made(slot, spec)
     except BaseException:
-        parts.free()
+        POOL.give_back(slot)
         raise
-    laid = _host(spec.network, shared_etc(spec.network))[1] if spec.base is None else frozenset()
-    steps, sources = _told(tuple(step for step in plan.steps if step not in laid), parts.mapped, slot.by_root)
-    space = spec.limits.memory_bytes if spec.limits.memory_bytes is not None else half_of_memory()
-    blueprint = Blueprint(steps, sources, _rlimits(spec.limits, parts), space)
+
+
+def _at_once(spec: SandboxSpec) -> HostedSandbox | None:
+    """A sandbox in a bay that is ready, where nothing has to be looked through or copied for it."""
+    check_spec(spec)
+    shape = shape_of(spec) if is_quick(spec) else None
+    slot = POOL.take_ready(_kind_of(spec), shape) if shape is not None else None
+    if slot is None or shape is None:
+        return None
+    if not all(slot.maps_root(mount.lower, False) for mount in spec.mounts if isinstance(mount, Overlay)):
+        POOL.give_back(slot)
+        return None
+    try:
+        return _moved_in(slot, spec, shape)
+    except BaseException:
+        POOL.give_back(slot)
+        raise
+
+
+def _moved_in(slot: Slot, spec: SandboxSpec, shape: Shape) -> HostedSandbox:
+    parts, blueprint = move_in(slot, spec, shape, POOL.leave)
+    return HostedSandbox(spec, parts, _Maker(slot, blueprint))
+
+
+def _made(slot: Slot, spec: SandboxSpec) -> HostedSandbox:
+    """A sandbox whose steps are all told at once."""
+    with contextlib.ExitStack() as stack:
+        try:
+            if slot.group is not None:
+                slot.group.limit(spec.limits)
+            tenant = slot.tenant()
+            room = make_room(spec.mounts, spec.limits, tenant, stack)
+            parts = furnish(spec, tenant, room, stack)
+            stack.callback(parts.free)
+            on_base = replace(spec, base=parts.base)
+            plan = plan_sandbox(on_base, parts.sources, shared_etc(spec.network), parts.folder / "skeletons")
+            make_skeletons(plan)
+        except OSError as error:
+            raise local_failure(error, "make a sandbox") from error
+        blueprint = whole_blueprint(spec, plan, parts.mapped, tenant, slot.by_root)
+        kept = stack.pop_all()
     if slot.control is not None:
         # While the caller gets its command ready. What cannot be mounted is said when the command comes.
         with contextlib.suppress(SetupFailed, OSError):
             prepare(slot, blueprint, slot.control)
-    return HostedSandbox(spec, parts, _Maker(slot, blueprint))
+    return HostedSandbox(spec, replace(parts, free=_freeing(kept, slot)), _Maker(slot, blueprint))
 
 
-def _take(spec: SandboxSpec) -> Slot:
+def _freeing(parts: contextlib.ExitStack, slot: Slot) -> Callable[[], None]:
+    def free() -> None:
+        try:
+            parts.close()
+        finally:
+            POOL.give_back(slot)
+
+    return free
+
+
+def _kind_of(spec: SandboxSpec) -> SlotKind:
     user = SANDBOX_UID if spec.user is None else spec.user
-    return POOL.take(spec.network, user, _base_of(spec), _interpreter(spec, user))
+    interpreter = None
+    # The host's own alone: what an image's interpreter runs at its start would run with the slot server's rights.
+    if spec.interpreter is not None and spec.base is None and user != 0:
+        interpreter = Interpreter(spec.interpreter)
+    return SlotKind(spec.network, user, base_of(spec), interpreter)
 
 
 async def get_ready(spec: SandboxSpec) -> None:
@@ -105,77 +137,9 @@ async def get_ready(spec: SandboxSpec) -> None:
 
     Without this the third such sandbox does, or a later one: it is started beside the second.
     """
-    user = SANDBOX_UID if spec.user is None else spec.user
-    interpreter = _interpreter(spec, user)
-    if interpreter is not None:
-        await asyncio.to_thread(POOL.get_ready, spec.network, user, _base_of(spec), interpreter)
-
-
-def _interpreter(spec: SandboxSpec, user: int) -> Interpreter | None:
-    """The interpreter that a slot may have ready for this sandbox."""
-    # The host's own alone: what an image's interpreter runs at its start would run with the slot server's rights.
-    if spec.interpreter is None or spec.base is not None or user == 0:
-        return None
-    return Interpreter(spec.interpreter)
-
-
-def _base_of(spec: SandboxSpec) -> Laid:
-    """What slots lay ahead: the host's own base, which is the same for all that stand on it."""
-    return NOTHING if spec.base is not None else _host(spec.network, shared_etc(spec.network))[0]
-
-
-@functools.cache
-def _host(network: bool, etc: Path) -> tuple[Laid, frozenset[Step]]:
-    """The host's base as slots lay it, and its steps: those of a sandbox that come before any of its own."""
-    plan = plan_sandbox(SandboxSpec(network=network), {}, etc, Path("/nowhere"))
-    first = tuple(itertools.takewhile(lambda step: step.what in ("dir", "symlink", "ro-bind"), plan.steps))
-    return Laid("host", *_told(first, frozenset(), True)), frozenset(first)
-
-
-def _told(
-    planned: tuple[Step, ...], mapped: frozenset[str], by_root: bool
-) -> tuple[list[Mapping[str, Any]], list[Source]]:
-    """Steps as the launcher is told of them, and the sources that they name by index."""
-    sources: list[Source] = []
-    steps: list[Mapping[str, Any]] = []
-    for step in _with_whole_dev(planned):
-        indexes = []
-        for path in step.sources:
-            # The kernel lets an ordinary user's server mount no folder without what is mounted in it.
-            layer = step.what == "tmp-overlay" and by_root
-            attributes = _QUIET if step.what == "bind" else _READ_ONLY
-            indexes.append(len(sources))
-            sources.append(Source(as_text(str(path)), attributes, step.at in mapped, recursive=not layer))
-        what = _NAMES.get(step.what, step.what)
-        steps.append(
-            {"what": what, "at": as_text(step.at), "text": as_text(step.text), "sources": indexes}
-            | {"size": step.size, "perms": step.perms}
-        )
-    return steps, sources
-
-
-_NAMES = {"ro-bind": "bind", "tmp-overlay": "overlay", "ro-overlay": "layers"}
-"""What the launcher calls a step: whether it can be written is its source's own matter."""
-
-
-def _with_whole_dev(steps: tuple[Step, ...]) -> list[Step]:
-    """The steps with one for all devices, which each slot has ready; what is read-only the launcher knows."""
-    kept = [step for step in steps if step.what not in ("dev-bind", "remount-ro")]
-    kept = [step for step in kept if not (step.what == "symlink" and step.at.startswith("/dev/"))]
-    return [Step("dev", "/dev") if step.at == "/dev" else step for step in kept]
-
-
-def _rlimits(limits: Limits, parts: Parts) -> dict[str, int]:
-    # 1, not 0, which a kernel that pipes core files to a program of the host's does not heed.
-    found = {"core": 1, "nofile": descriptors()}
-    if limits.file_bytes is not None:
-        found["fsize"] = limits.file_bytes
-    counted = parts.group is not None and parts.group.counts_processes
-    # Beside a group it would only hide the evidence. It counts what has the uid: root's sandboxes' own, or an ordinary
-    # user's in one user namespace, where the kernel counts by that.
-    if limits.processes is not None and not counted and (parts.uid is not None or counts_by_namespace()):
-        found["nproc"] = limits.processes + _OTHERS
-    return found
+    kind = _kind_of(spec)
+    if kind.interpreter is not None:
+        await asyncio.to_thread(POOL.get_ready, kind)
 
 
 @dataclass(slots=True)
@@ -194,4 +158,4 @@ class _Maker:
         """See `Maker.start`."""
         self.commands += 1
         # Who ran two commands runs a third; most run one.
-        return SlotRun(self.slot, self.blueprint, command, stdio, ahead=self.commands > 1)
+        return SlotRun(self.slot, self.blueprint, command, stdio, ahead=self.commands > 1, meanwhile=POOL.meanwhile)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,24 +45,38 @@ class Tenant:
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """What a sandbox has of its own on the host, whatever it is shown of the caller's."""
+
+    folder: Path
+    """Private scratch, passable by all."""
+    writables: dict[str, Path]
+    """The host folders of the `Writable` mounts, by their `at`."""
+    sized: tuple[Path, ...]
+    """Those of them that have a size of their own."""
+
+
+@dataclass(frozen=True, slots=True)
 class Parts:
     """The host's side of one sandbox."""
 
     tenant: Tenant
-    folder: Path
-    """Private scratch, passable by all."""
+    room: Room
     base: Path | None
     """The root filesystem folder, resolved, and given to `uid` where it may be written."""
     sources: dict[str, Path]
     """The host path of each mount, by its `at`."""
     mapped: frozenset[str]
     """The `at` of each mount that must be mounted so that root's files are the sandbox's own."""
-    writables: dict[str, Path]
-    """The host folders of the `Writable` mounts, by their `at`."""
-    sized: tuple[Path, ...]
-    """Those of them that have a size of their own."""
     free: Callable[[], None]
     """Frees all of it. Call once, when no process of the sandbox lives."""
+    at_once: bool = False
+    """Whether `free` does not block."""
+
+    @property
+    def folder(self) -> Path:
+        """Private scratch, passable by all."""
+        return self.room.folder
 
     @property
     def uid(self) -> int | None:
@@ -94,26 +108,54 @@ def make_parts(spec: SandboxSpec, take: Callable[[contextlib.ExitStack], Tenant]
 
     Raises `ValueError` for a spec that cannot be, `FailureEvent` when this machine cannot give it now.
     """
-    check_mounts(spec.mounts)
-    check_sources(spec)
+    check_spec(spec)
     with contextlib.ExitStack() as stack:
         try:
             tenant = take(stack)
-            folder = stack.enter_context(scratch_folder("sandbox"))
-            base = _base(spec, tenant.uid, stack)
-            found: dict[str, tuple[Path, bool]] = {}
-            for number, mount in enumerate(spec.mounts):
-                place = folder / f"mount-{number}"
-                if isinstance(mount, Writable) and not mount.on_disk:
-                    place = _in_memory(place, spec.limits, tenant, stack)
-                found[mount.at] = _source(mount, place, tenant, stack)
+            room = make_room(spec.mounts, spec.limits, tenant, stack)
         except OSError as error:
             raise local_failure(error, "make a sandbox") from error
-        sources = {at: source for at, (source, _) in found.items()}
-        mapped = frozenset(at for at, (_, is_mapped) in found.items() if is_mapped)
-        writables = {mount.at: sources[mount.at] for mount in spec.mounts if isinstance(mount, Writable)}
-        sized = tuple(path for path in writables.values() if path.parent.is_mount())
-        return Parts(tenant, folder, base, sources, mapped, writables, sized, stack.pop_all().close)
+        return furnish(spec, tenant, room, stack)
+
+
+def make_room(mounts: Iterable[Mount], limits: Limits, tenant: Tenant, stack: contextlib.ExitStack) -> Room:
+    """Make the folders that no source is needed for; they go with the stack.
+
+    Raises `OSError`, and `FailureEvent` without scratch space.
+    """
+    folder = stack.enter_context(scratch_folder("sandbox"))
+    writables: dict[str, Path] = {}
+    sized: list[Path] = []
+    for number, mount in enumerate(mounts):
+        if not isinstance(mount, Writable):
+            continue
+        place = folder / f"writable-{number}"
+        if not mount.on_disk:
+            place, has_size = _in_memory(place, limits, tenant, stack)
+            sized += [place] if has_size else []
+        place.mkdir(0o700)
+        place.chmod(0o700)
+        if tenant.uid is not None:
+            os.chown(place, tenant.uid, tenant.uid)
+        writables[mount.at] = place
+    return Room(folder, writables, tuple(sized))
+
+
+def furnish(spec: SandboxSpec, tenant: Tenant, room: Room, stack: contextlib.ExitStack) -> Parts:
+    """Find what the spec's mounts show, copies made where they must be. Takes over the stack, unless it raises `FailureEvent`."""
+    found: dict[str, tuple[Path, bool]] = {}
+    try:
+        base = _base(spec, tenant.uid, stack)
+        for number, mount in enumerate(spec.mounts):
+            if isinstance(mount, Writable):
+                found[mount.at] = room.writables[mount.at], False
+            else:
+                found[mount.at] = _source(mount, room.folder / f"mount-{number}", tenant, stack)
+    except OSError as error:
+        raise local_failure(error, "make a sandbox") from error
+    sources = {at: source for at, (source, _) in found.items()}
+    mapped = frozenset(at for at, (_, is_mapped) in found.items() if is_mapped)
+    return Parts(tenant, room, base, sources, mapped, stack.pop_all().close)
 
 
 def is_full(writable: Path) -> bool:
@@ -131,8 +173,9 @@ def own_process_limit(limits: Limits, parts: Parts) -> int | None:
     return limits.processes + 1
 
 
-def check_sources(spec: SandboxSpec) -> None:
-    """Raise `ValueError` for a base or a mount's source that is not there or not of the right type."""
+def check_spec(spec: SandboxSpec) -> None:
+    """Raise `ValueError` for a spec that cannot be, or a base or a mount's source that is not there or of another type."""
+    check_mounts(spec.mounts)
     if spec.base is not None and not spec.base.is_dir():
         raise ValueError(f"base {str(spec.base)!r} is not a folder")
     if spec.base is None and spec.base_use is not BaseUse.READ_ONLY:
@@ -160,8 +203,8 @@ def _base(spec: SandboxSpec, uid: int | None, stack: contextlib.ExitStack) -> Pa
     return base
 
 
-def _in_memory(place: Path, limits: Limits, tenant: Tenant, stack: contextlib.ExitStack) -> Path:
-    """Where to make a folder in memory: on a file system of its own, so that whoever fills it takes nobody else's room.
+def _in_memory(place: Path, limits: Limits, tenant: Tenant, stack: contextlib.ExitStack) -> tuple[Path, bool]:
+    """Where to make a folder in memory, and whether that has a size of its own: whoever fills it takes nobody else's room.
 
     An ordinary user may mount nothing. Then in memory only where the group's limit bounds it: else a flood of logs would take
     the machine's memory.
@@ -178,29 +221,25 @@ def _in_memory(place: Path, limits: Limits, tenant: Tenant, stack: contextlib.Ex
         else:
             stack.callback(kernel.detach, str(place))
             # Below its root: beside it there is room to copy what is put into it, on the same file system.
-            return place / "folder"
+            return place / "folder", True
     if tenant.group is not None and tenant.group.limits_memory:
-        return stack.enter_context(scratch_folder("sandbox", memory=True)) / place.name
-    return place
+        return stack.enter_context(scratch_folder("sandbox", memory=True)) / place.name, False
+    return place, False
 
 
-def _source(mount: Mount, place: Path, tenant: Tenant, stack: contextlib.ExitStack) -> tuple[Path, bool]:
+def _source(
+    mount: ReadOnly | Overlay | Socket, place: Path, tenant: Tenant, stack: contextlib.ExitStack
+) -> tuple[Path, bool]:
     """The host path to mount, and whether root's files in it are to be the sandbox's own."""
     uid = tenant.uid
     match mount:
-        case Writable():
-            place.mkdir(0o700)
-            place.chmod(0o700)
-            if uid is not None:
-                os.chown(place, uid, uid)
-            return place, False
         case Socket():
             if uid is not None:
                 os.chown(mount.source, uid, uid)
             return mount.source.resolve(), False
         case ReadOnly():
             source = mount.source.resolve()
-            if uid is None or tree_holds(source, readable_by_all):
+            if uid is None or mount.open or tree_holds(source, readable_by_all):
                 return source, False
             if tenant.maps_root(source, True) and tree_holds(
                 source, lambda status: _of_root(status) or readable_by_all(status)
@@ -212,9 +251,9 @@ def _source(mount: Mount, place: Path, tenant: Tenant, stack: contextlib.ExitSta
             lower = mount.lower.resolve()
             if uid is None:
                 # In the sandbox's user namespace nobody else's file can be copied up.
-                if mount.disposable or tree_holds(lower, lambda status: status.st_uid == os.geteuid()):
+                if mount.disposable or mount.own or tree_holds(lower, lambda status: status.st_uid == os.geteuid()):
                     return lower, False
-            elif tenant.maps_root(lower, False) and tree_holds(lower, _of_root):
+            elif tenant.maps_root(lower, False) and (mount.own or tree_holds(lower, _of_root)):
                 return lower, True
             elif mount.disposable and (held := claim(lower)) is not None:
                 stack.callback(os.close, held)

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import threading
+from collections import deque
 from typing import NamedTuple
 
 from assay.failures import FailureEvent
+from assay.sandbox.bays import Shape, lay_out
 from assay.sandbox.interpreter import Interpreter
 from assay.sandbox.slots import Slot
 from assay.sandbox.sources import Laid
+from assay.workspaces import finish_removals
 
 _log = logging.getLogger(__name__)
+_MOMENT_S = 0.005
+_QUIET_TURNS = 200
+"""After so many times in which there was nothing to do the thread that renews ends."""
+_IN_HAND_S = 0.1
 
 
-class _Kind(NamedTuple):
+class SlotKind(NamedTuple):
+    """What a slot is for, as `Slot` is given it."""
+
     network: bool
     user: int
+    """The uid that its sandboxes see as their own."""
     base: Laid
-    interpreter: Interpreter | None
+    """What it has laid for them."""
+    interpreter: Interpreter | None = None
 
 
 class SlotPool:
@@ -29,76 +41,107 @@ class SlotPool:
     def __init__(self) -> None:
         """No slot is started before one is needed."""
         self._lock = threading.Lock()
+        self._renewed = threading.Condition(self._lock)
+        self._moment = threading.Event()
         self._idle: list[Slot] = []
         self._all: set[Slot] = set()
+        self._returned: deque[tuple[Slot, Shape, contextlib.ExitStack]] = deque()
+        self._in_hand = 0
+        """Slots that are being given a bay right now."""
+        self._renewing: threading.Thread | None = None
+        self._ended = False
         self._growing: threading.Thread | None = None
-        self._wanted: dict[_Kind, int] = {}
-        self._unusable: set[_Kind] = set()
+        self._wanted: dict[SlotKind, int] = {}
+        self._unusable: set[SlotKind] = set()
         self._pid = 0
         # In a forked child the parent's slots are not its own, and a lock that another thread held would stay locked.
         os.register_at_fork(after_in_child=self._forget)
 
-    def take(self, network: bool, user: int, base: Laid, interpreter: Interpreter | None = None) -> Slot:
-        """A slot for one sandbox alone until `give_back`, whose commands see themselves under the uid `user`.
+    def take_ready(self, kind: SlotKind, shape: Shape) -> Slot | None:
+        """A slot as `take` gives it, whose bay has this shape and is ready. Never blocks; None when there is none."""
+        with self._lock:
+            self._own()
+            for slot in reversed(self._idle):
+                if _fits(slot, kind) and _has(slot, shape) and slot.waits and slot.why_gone() is None:
+                    self._idle.remove(slot)
+                    slot.lease()
+                    return slot
+        return None
 
-        It has laid `base` for them. Its server is `interpreter` where such a one is there; it is not waited for, but started
-        meanwhile for who comes later, since who runs one command only is served as soon without. Blocks while a slot is
-        started where there is none at all. Raises `FailureEvent`.
+    def take(self, kind: SlotKind, shape: Shape | None) -> Slot:
+        """A slot for one sandbox alone until `give_back` or `leave`.
+
+        Its server is the kind's interpreter where such a one is there; it is not waited for, but started meanwhile for who
+        comes later, since who runs one command only is served as soon without. It has a bay of this shape, or none. Blocks
+        while a slot is started where there is none at all. Raises `FailureEvent`.
         """
         dead: list[Slot] = []
+        slot = None
+        self.settle()
         try:
             with self._lock:
                 self._own()
-                for kind in dict.fromkeys((interpreter, None)):
-                    kept = _Kind(network, user, base, kind)
-                    fitting = [slot for slot in reversed(self._idle) if _kind_of(slot) == (kept, os.geteuid() == 0)]
-                    # One whose fork waits already: to join a group can take the kernel as long as a short command.
-                    ready = [slot for slot in fitting if slot.waits]
-                    if not ready:
-                        self._want(kept, len(fitting))
-                    for slot in ready or fitting:
-                        self._idle.remove(slot)
-                        if slot.why_gone() is None:
-                            slot.lease()
-                            return slot
-                        self._all.discard(slot)
-                        dead.append(slot)
+                for wanted in dict.fromkeys((kind, kind._replace(interpreter=None))):
+                    slot = self._best(wanted, shape, dead)
+                    if slot is not None:
+                        break
         finally:
-            for slot in dead:
-                _close(slot)
-        slot = Slot(network, user, base)
+            for gone in dead:
+                _close(gone)
+        if slot is None:
+            slot = Slot(kind.network, kind.user, kind.base)
+            with self._lock:
+                self._all.add(slot)
         slot.lease()
-        with self._lock:
-            self._all.add(slot)
+        if slot.bay is not None and not _has(slot, shape):
+            slot.leave_bay()
         return slot
 
-    def get_ready(self, network: bool, user: int, base: Laid, interpreter: Interpreter) -> None:
-        """Have an idle slot whose server is this interpreter, for the next sandbox that wants it.
+    def _best(self, kind: SlotKind, shape: Shape | None, dead: list[Slot]) -> Slot | None:
+        """Take an idle slot of this kind, the one that is nearest to being ready. The caller holds the lock."""
+        fitting = [slot for slot in reversed(self._idle) if _fits(slot, kind)]
+        # One whose fork waits already: to join a group can take the kernel as long as a short command.
+        fitting.sort(
+            key=lambda slot: (not (_has(slot, shape) or slot.bay is None), not _has(slot, shape), not slot.waits)
+        )
+        if not any(_has(slot, shape) and slot.waits for slot in fitting):
+            self._want(kind, shape, len(fitting))
+        for slot in fitting:
+            self._idle.remove(slot)
+            if slot.why_gone() is None:
+                return slot
+            self._all.discard(slot)
+            dead.append(slot)
+        return None
 
-        Blocks while one is started. Raises `FailureEvent`.
+    def get_ready(self, kind: SlotKind) -> None:
+        """Have an idle slot of this kind, for the next sandbox that wants it. Blocks while one is started.
+
+        Raises `FailureEvent`.
         """
-        kind = (_Kind(network, user, base, interpreter), os.geteuid() == 0)
         with self._lock:
             self._own()
-            if any(_kind_of(slot) == kind and slot.why_gone() is None for slot in self._idle):
+            if any(_fits(slot, kind) and slot.why_gone() is None for slot in self._idle):
                 return
-        slot = Slot(network, user, base, interpreter)
+        slot = Slot(*kind)
         with self._lock:
             self._all.add(slot)
             self._idle.append(slot)
 
-    def _want(self, kind: _Kind, idle: int) -> None:
+    def _want(self, kind: SlotKind, shape: Shape | None, idle: int) -> None:
         """Start one more slot of a kind that sandboxes keep coming for while none is ready. The caller holds the lock."""
         self._wanted[kind] = self._wanted.get(kind, 0) + 1
         often = idle or (kind.interpreter is not None and self._wanted[kind] > 1)
         if often and self._growing is None and kind not in self._unusable and len(self._all) < _idle_most():
-            self._growing = threading.Thread(target=self._add, args=(kind,), name="assay-slot", daemon=True)
+            self._growing = threading.Thread(target=self._add, args=(kind, shape), name="assay-slot", daemon=True)
             self._growing.start()
 
-    def _add(self, kind: _Kind) -> None:
+    def _add(self, kind: SlotKind, shape: Shape | None) -> None:
         slot = None
         try:
-            slot = Slot(kind.network, kind.user, kind.base, kind.interpreter)
+            slot = Slot(*kind)
+            if shape is not None:
+                lay_out(slot, shape)
         except (FailureEvent, OSError) as error:
             # Not needed by anybody: whoever needs one is told why there is none.
             _log.info("no further slot could be started: %s", error)
@@ -121,7 +164,7 @@ class SlotPool:
 
     def give_back(self, slot: Slot) -> None:
         """Let others use the slot. Only when no process of its sandbox lives."""
-        if slot.prepared is not None and not slot.lost and not slot.worn:
+        if slot.built is not None and slot.bay is None and not slot.lost and not slot.worn:
             # For a command that never came.
             slot.ask()
         with self._lock:
@@ -136,15 +179,80 @@ class SlotPool:
         if surplus is not None:
             _close(surplus)
 
+    def leave(self, slot: Slot, shape: Shape, left: contextlib.ExitStack) -> None:
+        """`give_back`, for a slot that is to have another bay of the shape, which it gets a moment later. Does not block.
+
+        `left` is what has to be freed of the one before.
+        """
+        with self._lock:
+            self._returned.append((slot, shape, left))
+            if self._renewing is None and not self._ended:
+                self._renewing = threading.Thread(target=self._renew_all, name="assay-bays", daemon=True)
+                self._renewing.start()
+
+    def meanwhile(self) -> None:
+        """Somebody waits for a command: a good moment to give slots that came back their bays."""
+        if self._returned:
+            self._moment.set()
+
+    def _renew_all(self) -> None:
+        idle = 0
+        while idle < _QUIET_TURNS:
+            # Not at once: whoever gave a slot back is about to say what came of it, and would wait for the interpreter's lock.
+            self._moment.wait(_MOMENT_S)
+            self._moment.clear()
+            idle += 1
+            while self.renew():
+                idle = 0
+        with self._lock:
+            self._renewing = None
+            again = bool(self._returned) and not self._ended
+        if again:
+            self._renew_all()
+
+    def renew(self) -> bool:
+        """Give one of the slots that came back its bay, and let others use it; whether there was one."""
+        with self._lock:
+            if not self._returned:
+                return False
+            slot, shape, left = self._returned.popleft()
+            self._in_hand += 1
+        try:
+            left.close()
+            if slot.built is not None:
+                # For a command that never came.
+                slot.ask()
+            slot.let_go()
+            if not slot.lost and not slot.worn:
+                lay_out(slot, shape)
+        except (FailureEvent, OSError) as error:
+            # Whoever takes it lays it out, and is told then.
+            _log.info("no bay could be laid out: %s", error)
+        finally:
+            self.give_back(slot)
+            with self._renewed:
+                self._in_hand -= 1
+                self._renewed.notify_all()
+        return True
+
+    def settle(self) -> None:
+        """Have every slot that came back renewed: by now, or it takes its time."""
+        while self.renew():
+            pass
+        with self._renewed:
+            self._renewed.wait_for(lambda: not self._in_hand, _IN_HAND_S)
+
     def close_idle(self) -> None:
         """End the servers that no sandbox has. The next sandbox starts one again."""
         self._grown()
+        self.settle()
         with self._lock:
             idle, self._idle = self._idle, []
             self._all -= set(idle)
         if self._pid == os.getpid():
             for slot in idle:
                 _close(slot)
+        finish_removals()
 
     def _own(self) -> None:
         if self._pid != os.getpid():
@@ -153,19 +261,28 @@ class SlotPool:
 
     def _forget(self) -> None:
         self._lock = threading.Lock()
+        self._renewed, self._moment = threading.Condition(self._lock), threading.Event()
         self._idle, self._all, self._growing = [], set(), None
+        self._returned, self._in_hand, self._renewing, self._ended = deque(), 0, None, False
         self._wanted, self._unusable = {}, set()
 
     def _close_all(self) -> None:
         if self._pid == os.getpid():
+            self._ended = True
             self._grown()
+            self.settle()
             for slot in self._all:
                 _close(slot)
             self._idle, self._all = [], set()
 
 
-def _kind_of(slot: Slot) -> tuple[_Kind, bool]:
-    return _Kind(slot.network, slot.user, slot.base, slot.interpreter), slot.by_root
+def _fits(slot: Slot, kind: SlotKind) -> bool:
+    mine = (slot.network, slot.user, slot.base, slot.interpreter)
+    return mine == kind and slot.by_root == (os.geteuid() == 0)
+
+
+def _has(slot: Slot, shape: Shape | None) -> bool:
+    return (slot.bay.shape if slot.bay is not None else None) == shape
 
 
 def _close(slot: Slot) -> None:

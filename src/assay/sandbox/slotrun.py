@@ -7,18 +7,18 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from assay.failures import FailureEvent
+from assay.sandbox.blueprints import Blueprint, Frame
 from assay.sandbox.hosted import Command
 from assay.sandbox.launch import SETUP_S, End, Seen, SetupFailed, Stdio
 from assay.sandbox.launcher import wire
-from assay.sandbox.slots import Parked, Slot, readable_now
-from assay.sandbox.sources import Source, mount_source
-from assay.sandbox.waiting import Insistence
+from assay.sandbox.slots import Parked, Slot
+from assay.sandbox.sources import Stage, mount_source
+from assay.sandbox.waiting import Insistence, readable_within
 
 _HALF = object()
 _STARTS_MOST = 2
@@ -26,41 +26,56 @@ _FORKS_MOST = 3
 _SERVER_DIES_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Blueprint:
-    """What every command of a sandbox starts from, as the server is told."""
-
-    steps: Sequence[Mapping[str, Any]]
-    sources: Sequence[Source]
-    limits: Mapping[str, int]
-    space: int
-    """Bytes that all overlays may hold together."""
+def build(slot: Slot, begun: Stage, frame: Frame, control: socket.socket) -> None:
+    """Have the slot's fork build what can be built before a request. Raises `SetupFailed` for what cannot be mounted."""
+    # A fork that was told half of it must not be taken for one that waits.
+    slot.built = _HALF
+    _tell(slot, "build", begun, {"space": frame.space, "limits": frame.limits}, control)
+    slot.built = begun
 
 
 def prepare(slot: Slot, blueprint: Blueprint, control: socket.socket) -> None:
-    """Have the slot's fork build its root. Raises `SetupFailed` for what cannot be mounted."""
-    # A fork that was told half of it must not be taken for one that waits.
+    """Have the slot's fork make its whole root. Raises `SetupFailed` for what cannot be mounted."""
+    if slot.built is not blueprint.begun:
+        build(slot, blueprint.begun, blueprint.frame, control)
     slot.prepared = _HALF
-    fields: dict[str, Any] = {"steps": blueprint.steps, "space": blueprint.space, "limits": blueprint.limits}
+    _tell(slot, "finish", blueprint.rest, {}, control)
+    slot.prepared = blueprint
+
+
+def _tell(slot: Slot, word: str, stage: Stage, fields: dict[str, Any], control: socket.socket) -> None:
+    fields["steps"] = stage.steps
     with contextlib.ExitStack() as stack:
         mounts = []
         if slot.by_root:
-            for source in blueprint.sources:
+            for source in stage.sources:
                 mounts.append(mount_source(source, slot.owners))
                 stack.callback(os.close, mounts[-1])
         else:
-            fields["sources"] = [source.told() for source in blueprint.sources]
+            fields["sources"] = [source.told() for source in stage.sources]
         with contextlib.suppress(wire.Gone):
-            wire.send(control, "build", fields, mounts)
-    slot.prepared = blueprint
+            wire.send(control, word, fields, mounts)
 
 
 class SlotRun:
     """A command that the slot's parked fork is given."""
 
-    def __init__(self, slot: Slot, blueprint: Blueprint, command: Command, stdio: Stdio, *, ahead: bool) -> None:
-        """Copies what it needs of `stdio`; starts nothing yet. `ahead`: when it has ended, build the root for another one."""
+    def __init__(
+        self,
+        slot: Slot,
+        blueprint: Blueprint,
+        command: Command,
+        stdio: Stdio,
+        *,
+        ahead: bool,
+        meanwhile: Callable[[], None],
+    ) -> None:
+        """Copies what it needs of `stdio`; starts nothing yet.
+
+        `ahead`: when it has ended, build the root for another one. `meanwhile` is called when the waiting for it begins.
+        """
         self._ahead = ahead
+        self._meanwhile = meanwhile
         self.pid1: int | None = None
         self._parked: Parked | None = None
         self._said: dict[str, str] = {}
@@ -84,17 +99,21 @@ class SlotRun:
 
     async def begin(self, bound: Callable[[int], None], patience: Insistence) -> None:
         """See `Launched.begin`."""
+        if self._slot.holds:
+            # What the command before this one wrote takes none of this one's memory.
+            await patience.run(self._slot.let_go)
         for _ in range(_FORKS_MOST):
             parked = self._parked = await self._take(patience)
             self.pid1 = _pid_of(parked.pidfd)
             bound(self.pid1)
-            if self._slot.prepared is _HALF:
+            if _HALF in (self._slot.built, self._slot.prepared):
                 self._drop()
                 continue
             if self._slot.prepared is not self._blueprint:
                 prepare(self._slot, self._blueprint, parked.control)
-            self._slot.prepared = None
+            self._slot.built = self._slot.prepared = None
             self._send(parked)
+            self._meanwhile()
             deadline = time.monotonic() + SETUP_S
             while not self._said.keys() & {"started", "failed"}:
                 if not await patience.until_readable(parked.control.fileno(), deadline - time.monotonic()):
@@ -115,7 +134,8 @@ class SlotRun:
         """Note what the sandbox's init says next; whether there was anything."""
         assert self._parked is not None  # noqa: S101 - there are words only of what began
         try:
-            word, fields, _ = wire.receive(self._parked.control)
+            word, fields, fds = wire.receive(self._parked.control)
+            self._slot.hold(fds)
         except (wire.Gone, ValueError):
             # At the end, or at what no init of ours says.
             return False
@@ -134,7 +154,7 @@ class SlotRun:
                     parked = self._slot.parked()
                     if parked is None:
                         continue
-                    if not readable_now(parked.pidfd):
+                    if not readable_within(parked.pidfd, 0):
                         return parked
                     # Killed while it waited.
                     parked.close()
@@ -161,7 +181,7 @@ class SlotRun:
 
     def kill(self) -> None:
         """See `Launched.kill`."""
-        if self._parked is not None and not readable_now(self._parked.pidfd):
+        if self._parked is not None and not readable_within(self._parked.pidfd, 0):
             self._killed = True
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._parked.pidfd, signal.SIGKILL)

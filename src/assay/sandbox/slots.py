@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -27,16 +26,30 @@ from assay.sandbox.launch import SETUP_S, SetupFailed, local_failure
 from assay.sandbox.launcher import kernel, wire
 from assay.sandbox.layout import DEVICE_LINKS, DEVICES
 from assay.sandbox.machine import usable_hierarchy
-from assay.sandbox.parts import Tenant, remove_group
+from assay.sandbox.parts import Room, Tenant, remove_group
 from assay.sandbox.seccomp import filter_program
-from assay.sandbox.sources import Laid, mount_source
+from assay.sandbox.sources import Laid, Stage, mount_source
 from assay.sandbox.uids import UidLease, lease_uid
+from assay.sandbox.waiting import readable_within
 
 _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from launcher.server import main; main()"
 _KEEPER_ENDS_S = 1.0
 _LEASES_MOST = 5_000
 _LIFE_S = 3_600.0
 _HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True, slots=True)
+class Bay:
+    """What a slot has made ready for a sandbox of one shape, before anybody asks for it."""
+
+    shape: object
+    """Two that are equal stand for sandboxes that one bay is good for."""
+    room: Room
+    begun: Stage
+    """What the fork was told to build."""
+    stack: contextlib.ExitStack
+    """What has to be freed of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +83,12 @@ class Slot:
         self.by_root = os.geteuid() == 0
         self.lost = False
         """Whether something of it could not be proven dead: then it is never used again, and its uid and group kept."""
+        self.built: object = None
+        """What the fork that waits was told to build its root from; None: nothing yet."""
         self.prepared: object = None
-        """What the fork that waits has built its root from; None: nothing yet."""
+        """What it was told to finish it with; None: nothing yet."""
+        self.bay: Bay | None = None
+        """What is ready for the next sandbox of one shape; the fork was told to build that."""
         self._mappable: dict[int, bool] = {}
         self._server: _Server | None = None
         with contextlib.ExitStack() as stack:
@@ -140,14 +157,14 @@ class Slot:
     def start(self) -> None:
         """Start the server anew, whatever there was. Blocks. Raises `FailureEvent`."""
         self.stop()
-        self.prepared = None
+        self.built = self.prepared = None
         uids = (self._leases[0].uid, self._leases[1].uid) if self.by_root else None
         self._server = _Server(uids, self.network, self.user, self.group, self.base, self.interpreter)
         self._server.ask()
 
     def ask(self) -> None:
         """Have the server reap what it forked and fork anew, ahead of need. Says nothing when the server is gone."""
-        self.prepared = None
+        self.built = self.prepared = None
         if self._server is not None:
             self._server.ask()
 
@@ -163,9 +180,8 @@ class Slot:
 
     @property
     def waits(self) -> bool:
-        """Whether a fork is there and has done all that it can before a request."""
-        control = self.control
-        return control is not None and readable_now(control.fileno())
+        """Whether a fork is there and has done all that it can before a request: with a bay, build what that has."""
+        return self._server is not None and self._server.waits("waiting" if self.bay is None else "built")
 
     @property
     def end_fd(self) -> int | None:
@@ -193,9 +209,35 @@ class Slot:
                 self.lost = True
                 raise FailureEvent("provider_unavailable", "a slot server did not die of SIGKILL")
 
+    def hold(self, mounts: list[int]) -> None:
+        """Keep the mount namespace of the fork, whose mounts so outlive it, until `let_go` after it."""
+        if self._server is not None:
+            self._server.mounts += mounts
+        else:
+            _close_all(mounts)
+
+    @property
+    def holds(self) -> bool:
+        """Whether there is something to `let_go`."""
+        return self._server is not None and bool(self._server.left)
+
+    def let_go(self) -> None:
+        """Take apart what dead forks had mounted, and so free the memory of their files. It can take a while."""
+        if self._server is not None:
+            left, self._server.left = self._server.left, []
+            _close_all(left)
+
+    def leave_bay(self) -> None:
+        """Free what was made ready. The fork that built it is of no further use."""
+        if self.bay is not None:
+            bay, self.bay = self.bay, None
+            self.ask()
+            bay.stack.close()
+
     def close(self) -> None:
         """`stop`, and give the uid and the group back, unless something of them may live."""
         self.stop()
+        self.leave_bay()
         if not self.lost:
             self._freed.close()
 
@@ -216,6 +258,11 @@ class _Server:
         self.pidfd = -1
         self.control: socket.socket | None = None
         self._owed = 0
+        self._heard = ""
+        self.mounts: list[int] = []
+        """Descriptors of the mount namespaces of the fork that waits or runs, …"""
+        self.left: list[int] = []
+        """… and of those before it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.sock = ours
         self._said, said = os.pipe()
@@ -291,12 +338,12 @@ class _Server:
             fields["base"] = {"steps": base.steps, "sources": named}
             fields["interpreter"] = None
             if interpreter is not None:
-                fields["interpreter"] = {"path": interpreter.path, "env": interpreter.env}
+                fields["interpreter"] = {"path": interpreter.path, "env": interpreter.env, "ahead": interpreter.ahead}
             for source in base.sources if uids is not None else ():
                 fds.append(mount_source(source, -1))
                 stack.callback(os.close, fds[-1])
             wire.send(self.sock, "begin", fields, fds)
-        if not _readable(self.sock.fileno(), SETUP_S):
+        if not readable_within(self.sock.fileno(), SETUP_S):
             raise TimeoutError(f"it said nothing for {SETUP_S:g} s")
         word, told, fds = wire.receive(self.sock)
         if word != "ready":
@@ -315,7 +362,19 @@ class _Server:
             "provider_unavailable", f"a slot server could not be started: {error or text or 'it ended'}"
         )
 
+    def waits(self, word: str) -> bool:
+        while self.control is not None and self._heard != word and readable_within(self.control.fileno(), 0):
+            try:
+                self._heard, _, fds = wire.receive(self.control)
+                self.mounts += fds
+            except (wire.Gone, OSError):
+                return False
+        return self._heard == word
+
     def ask(self) -> None:
+        self._heard = ""
+        self.left += self.mounts
+        self.mounts = []
         if self.control is not None:
             self.control.close()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -343,7 +402,7 @@ class _Server:
 
     def why_gone(self) -> str | None:
         # Its keeper tells how it ended, and ends at once after it.
-        if not readable_now(self.pidfd):
+        if not readable_within(self.pidfd, 0):
             return None
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._popen.wait(1.0)
@@ -359,14 +418,14 @@ class _Server:
         else:
             self._popen.kill()
         self.sock.close()
-        dead = self.pidfd < 0 or _readable(self.pidfd, SETUP_S)
+        dead = self.pidfd < 0 or readable_within(self.pidfd, SETUP_S)
         # The keeper reaps the server and ends by itself, else the server would be left to whoever adopts orphans here.
         for patience_s in (_KEEPER_ENDS_S, SETUP_S):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._popen.wait(patience_s)
                 break
             self._popen.kill()
-        for fd in (self.pidfd, self.owners, self._said):
+        for fd in (self.pidfd, self.owners, self._said, *self.mounts, *self.left):
             if fd >= 0:
                 os.close(fd)
         if self.control is not None:
@@ -374,20 +433,13 @@ class _Server:
         return dead and self._popen.returncode is not None
 
 
+def _close_all(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
 def _holds_mounts(path: Path) -> bool:
     inside = os.fsencode(path).rstrip(b"/") + b"/"
     table = Path("/proc/self/mountinfo").read_bytes()
     # The kernel writes a blank and a backslash in a path in octal; one that has some is looked for in vain, and tried.
     return any(line.split(b" ")[4].startswith(inside) for line in table.splitlines())
-
-
-def readable_now(fd: int) -> bool:
-    """Whether a descriptor is readable: whether the process of a pidfd has ended."""
-    return _readable(fd, 0)
-
-
-def _readable(fd: int, timeout_s: float) -> bool:
-    """Whether a descriptor of any number is readable within the time."""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(timeout_s * 1000))

@@ -26,6 +26,14 @@ class Source:
         return {"path": self.path, "attributes": self.attributes}
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Stage:
+    """A part of a root: steps as the launcher is told of them, and what they show by its index. No two are the same."""
+
+    steps: Sequence[Mapping[str, Any]] = ()
+    sources: Sequence[Source] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Laid:
     """A part of a root that a slot lays for all its sandboxes: steps as the launcher is told of them, a source for each bind."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -61,6 +62,8 @@ class Insistence:
 
     async def until_readable(self, fd: int, timeout_s: float) -> bool:
         """Whether `fd` becomes readable within the time."""
+        if readable_within(fd, 0):
+            return True
         with readable(fd) as future:
             return await self.wait(future, timeout_s=timeout_s)
 
@@ -75,6 +78,13 @@ class Insistence:
         """Raise the cancellation that came meanwhile, if one did."""
         if self.cancelled:
             raise asyncio.CancelledError
+
+
+def readable_within(fd: int, timeout_s: float) -> bool:
+    """Whether a descriptor of any number is readable within the time: a pidfd when its process has ended. Blocks."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
 
 
 def read_available(fd: int) -> bytes | None:

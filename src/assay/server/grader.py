@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from assay.client import judges_of
-from assay.grading import Verdict, grade, state_dir
+from assay.grading import Captured, Verdict, grade, state_dir
 from assay.grading.bases import find_base
 from assay.sandbox import Provider
 from assay.workspaces import Unreadable, read_file
@@ -36,7 +36,7 @@ class Grader(Protocol):
     """Verifies one answer."""
 
     async def __call__(
-        self, chosen: Chosen, workspace: Path | None, response: Mapping[str, Any] | str | None
+        self, chosen: Chosen, workspace: Path | Captured | None, response: Mapping[str, Any] | str | None
     ) -> Graded:
         """The verdict; cancelling it kills what runs for it."""
         ...
@@ -63,7 +63,7 @@ class SandboxGrader:
             await asyncio.to_thread(find_base, task, self.rootfs, state_dir(self.state))
 
     async def __call__(
-        self, chosen: Chosen, workspace: Path | None, response: Mapping[str, Any] | str | None
+        self, chosen: Chosen, workspace: Path | Captured | None, response: Mapping[str, Any] | str | None
     ) -> Graded:
         """See `Grader`."""
         async with scratch("served") as folder:

@@ -11,6 +11,7 @@ from typing import BinaryIO, Final
 from assay.answers import Snapshots
 from assay.failures import FailureEvent
 from assay.failures.kinds import WORKSPACE_INVALID, WORKSPACE_LIMIT
+from assay.grading import Captured
 from assay.workspaces import ArchiveInvalid, Caps
 from assay.workspaces.archive import Meter, Metered, decompressed, skip_by_reading
 from assay.workspaces.caps import TargetError
@@ -76,7 +77,7 @@ class Uploads:
             )
 
     @asynccontextmanager
-    async def workspace(self, given: Workspace | None) -> AsyncIterator[Path | None]:
+    async def workspace(self, given: Workspace | None) -> AsyncIterator[Path | Captured | None]:
         """The folder of a request's workspace, to be read only; None when it has none. Raises `Refused`."""
         if given is None:
             yield None
@@ -88,10 +89,10 @@ class Uploads:
                 raise _refused(failure, "workspace") from failure
             yield folder
 
-    async def _folder(self, given: Workspace, kept: AsyncExitStack) -> Path:
+    async def _folder(self, given: Workspace, kept: AsyncExitStack) -> Path | Captured:
         if given.snapshot is not None:
             digest = given.snapshot
-            return await whole(lambda stop: kept.enter_context(self._snapshots.unpacked(digest, stop=stop)))
+            return Captured(await whole(lambda stop: kept.enter_context(self._snapshots.unpacked(digest, stop=stop))))
         archive = given.archive or b""
         folder = await kept.enter_async_context(scratch("workspace"))
         await whole(lambda _: _unpack(archive, folder))

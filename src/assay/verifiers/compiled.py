@@ -5,11 +5,13 @@ version than the host's own compiles them itself, as the published `test.sh` alw
 """
 
 import marshal
-from functools import lru_cache
+from functools import cache
 from importlib.util import MAGIC_NUMBER
 
 from .vendored import vendored_files
 
+HOME = "/tests/.ng"
+"""Where sandboxes see the runner's folder."""
 COMPILED = "compiled"
 """The name of the file, in the runner's folder."""
 
@@ -34,9 +36,9 @@ It imports nothing that is not loaded: `sys.path` is still as the image has it.
 """
 
 
-@lru_cache(maxsize=4)
-def compiled_files(home: str) -> bytes:
-    """The content of `COMPILED` for a runner that is seen in the folder `home`."""
+@cache
+def compiled_files(home: str = HOME) -> bytes:
+    """The content of `COMPILED`: this interpreter's magic number, then each file's marshalled code by its path in `home`."""
     codes = {}
     for name, source in vendored_files().items():
         path = f"{home}/{name}"

@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     PathText = Union[str, os.PathLike[str]]
 
 OWN_PACKAGES = ("assay", "nemo_gym")
-compiled: "dict[str, bytes]" = {}
-"""The marshalled code of files by their paths, where whoever started the runner laid it with them."""
+compiled: "dict[str, Union[bytes, CodeType]]" = {}
+"""The code of files by their paths, marshalled or not, where whoever started the runner laid it with them."""
 MANIFEST = "manifest.json"
 
 
 def place_on_path(*folders: "PathText") -> None:
     """Make `folders` the front of `sys.path`, in this order; an entry that is one of them already is moved."""
     front = list(dict.fromkeys(os.path.abspath(folder) for folder in folders))
-    same = {os.path.realpath(folder) for folder in front}
-    sys.path[:] = front + [entry for entry in sys.path if os.path.realpath(entry) not in same]
+    same = {real_path(folder) for folder in front}
+    sys.path[:] = front + [entry for entry in sys.path if real_path(entry) not in same]
 
 
 def tidy_path(given: "list[str]", standard: "list[str]", workspace: str) -> None:
@@ -47,11 +47,11 @@ def tidy_path(given: "list[str]", standard: "list[str]", workspace: str) -> None
     `PYTHONPATH` comes before the standard library when an interpreter starts; here it comes after, so that nothing on it
     takes the place of a standard module.
     """
-    here, inside = os.path.realpath(os.curdir), os.path.realpath(workspace)
-    prefix = os.path.realpath(sys.base_prefix)
+    here, inside = real_path(os.curdir), real_path(workspace)
+    prefix = real_path(sys.base_prefix)
 
     def allowed(entry: str) -> bool:
-        place = os.path.realpath(entry)
+        place = real_path(entry)
         if not os.path.isabs(entry) or place in (here, inside):
             return False
         # With a workspace such as / or /root, the interpreter itself is in it.
@@ -70,17 +70,18 @@ class Manifest:
         self.root = os.path.abspath(root)
         self.digests = digests
         self.altered: "list[str]" = []
-        self._real_root = os.path.realpath(root)
-        self._sha256 = _sha256()
+        self._real_root = real_path(root)
+        self._sha256 = sha256()
 
     def key(self, path: str) -> "Optional[str]":
         """The path below the tests folder, empty for the folder itself; None for a path outside it."""
-        for place, root in ((os.path.abspath(path), self.root), (os.path.realpath(path), self._real_root)):
-            if place == root:
-                return ""
-            if _is_within(place, root):
-                return place[len(root) :].lstrip(os.sep)
-        return None
+        place = os.path.abspath(path)
+        if not _is_within(place, self.root):
+            place = real_path(path)
+            if not _is_within(place, self._real_root):
+                return None
+            return place[len(self._real_root) :].lstrip(os.sep)
+        return place[len(self.root) :].lstrip(os.sep)
 
     def content(self, key: str) -> "Optional[bytes]":
         """What the listed file holds; None when it is not listed, is not there, or is not what it was."""
@@ -200,9 +201,11 @@ class ListedSource(machinery.SourceFileLoader):
     def get_code(self, fullname: str) -> "CodeType":
         """The code, compiled anew: a compiled copy beside the file may be anybody's, but for those in `compiled`."""
         ahead = compiled.get(self.path)
-        if ahead is not None:
+        if isinstance(ahead, bytes):
             code: "CodeType" = marshal.loads(ahead)  # noqa: S302 - laid with the runner
             return code
+        if ahead is not None:
+            return ahead
         return self.source_to_code(self._content, self.path)
 
 
@@ -286,10 +289,10 @@ def _ignore_bytecode(root: str) -> None:
     A loader that is told that there is no place for byte-code neither reads nor writes any.
     """
     usual = machinery.cache_from_source
-    roots = (os.path.abspath(root), os.path.realpath(root))
+    roots = (os.path.abspath(root), real_path(root))
 
     def cache_from_source(path: "Any", *options: "Any", **named: "Any") -> str:
-        for place in (os.path.abspath(path), os.path.realpath(path)):
+        for place in (os.path.abspath(path), real_path(path)):
             if any(_is_within(place, folder) for folder in roots):
                 raise NotImplementedError("no byte-code for what lies in the tests folder")
         return usual(path, *options, **named)
@@ -301,9 +304,26 @@ def _is_within(place: str, folder: str) -> bool:
     return place == folder or place.startswith(folder.rstrip(os.sep) + os.sep)
 
 
-def _sha256() -> "Any":
+def real_path(path: "PathText") -> str:
+    """`os.path.realpath`, asked of the kernel where that can be: it is asked for often, and before anybody's patience counts."""
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return os.path.realpath(path)
+    try:
+        found = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - see above
+    except OSError:
+        found = ""
+    finally:
+        os.close(descriptor)
+    # Without a /proc, or for what has been removed meanwhile.
+    return found if found.startswith(os.sep) and not found.endswith(" (deleted)") else os.path.realpath(path)
+
+
+def sha256() -> "Any":
+    """The constructor of SHA-256 digests."""
     # hashlib loads OpenSSL, which takes longer than everything else here.
-    for name in ("_sha2", "_sha256"):
+    for name in ("_sha2", "_sha256") if sys.version_info >= (3, 12) else ("_sha256", "_sha2"):
         try:
             return __import__(name).sha256
         except ImportError:

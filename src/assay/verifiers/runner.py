@@ -57,11 +57,15 @@ if TYPE_CHECKING:
 if TYPE_CHECKING or __package__:
     from assay.verifiers import calling, delivery, imports, rewards
 else:
-    # From `compiled.START` alone, whose caller knows that nobody else could write beside the runner.
+    # From `compiled.START` alone, whose caller knows that nobody else could write beside the runner; and from a fork that
+    # was told of the runner before it was asked to run it, with what it has executed by then.
     _compiled = globals().get("ASSAY_COMPILED", {})
+    _executed = globals().get("ASSAY_PARTS", {})
 
     def _beside(name):  # type: ignore[no-untyped-def] # never seen by a type checker: it takes the branch above
         # By its path, with no search and no byte-code, since both could be somebody else's.
+        if name in _executed:
+            return _executed[name]
         path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "assay", "verifiers", name + ".py")
         module = type(sys)("assay.verifiers." + name)
         module.__file__ = path

@@ -222,7 +222,7 @@ async def test_a_lost_one_is_replaced(what: str) -> None:
     waits = "import time; open('/out/on', 'w').close(); time.sleep(60)"
     running = asyncio.ensure_future(run(sandbox, waits, timeout_s=60 if what != "stop" else 2))
     async with asyncio.timeout(30):
-        while not (inner._parts.writables["/out"] / "on").exists():
+        while not (inner._parts.room.writables["/out"] / "on").exists():
             await asyncio.sleep(0.002)
     (init,) = children(server)
     os.kill(

@@ -45,7 +45,7 @@ async def test_the_kernel_uid_is_the_slots_own(launched: Make) -> None:
     seen = []
     for sandbox in (one, two):
         running = asyncio.ensure_future(sandbox.exec(["sh", "-c", "echo > /out/on; sleep 100"], timeout_s=30))
-        on = sandbox._parts.writables["/out"] / "on"
+        on = sandbox._parts.room.writables["/out"] / "on"
         async with asyncio.timeout(30):
             while not on.exists():
                 await asyncio.sleep(0.002)
@@ -165,7 +165,7 @@ async def test_the_init_has_no_more_than_its_command(launched: Make) -> None:
     sandbox = await launched(mounts=OUT)
     running = asyncio.ensure_future(sandbox.exec(["sh", "-c", "echo > /out/on; sleep 100"], timeout_s=30))
     async with asyncio.timeout(30):
-        while not (sandbox._parts.writables["/out"] / "on").exists():
+        while not (sandbox._parts.room.writables["/out"] / "on").exists():
             await asyncio.sleep(0.002)
     server = servers_of(sandbox)[1]
     (init,) = Path(f"/proc/{server}/task/{server}/children").read_text().split()

@@ -24,7 +24,7 @@ from assay.sandbox.cgroups import sweep as sweep_groups
 from assay.sandbox.machine import usable_hierarchy
 from assay.sandbox.namespaces import NamespacesProvider, close_idle
 from assay.sandbox.procfs import children, descendants
-from assay.sandbox.slotpool import SlotPool
+from assay.sandbox.slotpool import SlotKind, SlotPool
 from assay.sandbox.slots import Slot
 from assay.sandbox.sources import NOTHING
 from assay.workspaces.scratch import sweep as sweep_scratch
@@ -54,7 +54,7 @@ def server_of(sandbox: Any) -> int:
 
 async def until_on(sandbox: Any) -> None:
     async with asyncio.timeout(30):
-        while not (sandbox._parts.writables["/out"] / "on").exists():
+        while not (sandbox._parts.room.writables["/out"] / "on").exists():
             await asyncio.sleep(0.002)
 
 
@@ -216,6 +216,7 @@ async def test_slots_are_used_again_and_kept_few(own_pool: SlotPool, monkeypatch
     assert len(uids) == (3 if os.geteuid() == 0 else 1)
     for sandbox in sandboxes:
         await sandbox.close()
+    own_pool.settle()
     assert len(own_pool._idle) == 2
     assert sum(Path(f"/proc/{pid}").exists() for pid in keepers) == 2
     again = await provider.create(SandboxSpec())
@@ -226,27 +227,28 @@ async def test_slots_are_used_again_and_kept_few(own_pool: SlotPool, monkeypatch
     await other.close()
 
 
+KIND = SlotKind(network=False, user=1000, base=NOTHING)
+
+
 async def test_sandboxes_that_come_faster_than_a_slot_gets_ready_get_one_more(
     own_pool: SlotPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = own_pool.take(network=False, user=1000, base=NOTHING)
+    one = own_pool.take(KIND, None)
     own_pool.give_back(one)
     async with asyncio.timeout(30):
         while not one.waits:
             await asyncio.sleep(0.002)
-    assert own_pool.take(network=False, user=1000, base=NOTHING) is one
+    assert own_pool.take(KIND, None) is one
     assert own_pool._growing is None, "its fork waited already"
     own_pool.give_back(one)
     ready: list[Slot] = []
     monkeypatch.setattr(Slot, "waits", property(lambda slot: slot in ready))
-    assert own_pool.take(network=False, user=1000, base=NOTHING) is one, "nobody waits for a new one"
+    assert own_pool.take(KIND, None) is one, "nobody waits for a new one"
     own_pool._grown()
     (other,) = own_pool._idle
     own_pool.give_back(one)
     ready.append(other)
-    assert own_pool.take(network=False, user=1000, base=NOTHING) is other, (
-        "the one that is ready, not the last one used"
-    )
+    assert own_pool.take(KIND, None) is other, "the one that is ready, not the last one used"
     own_pool.give_back(other)
 
 
@@ -355,4 +357,5 @@ async def test_a_slot_is_of_one_user_and_the_longest_idle_one_goes(
         sandbox = await provider.create(SandboxSpec(user=user))
         assert (await sandbox.exec(["id", "-u"], timeout_s=30)).stdout == f"{1000 if user is None else user}\n".encode()
         await sandbox.close()
+    own_pool.settle()
     assert [slot.user for slot in own_pool._idle] == [0, 4321]

@@ -9,16 +9,17 @@ from __future__ import annotations
 import atexit
 import builtins
 import gc
+import json
+import marshal
 import os
-import random
 import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Mapping
-from types import ModuleType
-from typing import NoReturn
+from types import CodeType, ModuleType
+from typing import Any, NoReturn
 
 _LOADED = (
     "collections.abc",
@@ -39,22 +40,91 @@ _LOADED = (
 """Modules of the standard library that are imported once for all, none of which starts a thread or keeps a state of its own."""
 
 
-def load() -> None:
-    """Import what programs are likely to import. What is not there is left to them."""
+_PARTS = ("calling", "delivery", "imports", "rewards")
+"""The files of the runner's that it executes before it knows what to do."""
+
+
+class _Ahead:
+    """The one program that is known before it is asked for: the runner of Python verifiers."""
+
+    program = ""
+    """What an interpreter is given (`-c`) to run it, …"""
+    home = ""
+    """… and its folder in the sandbox, the first argument."""
+    codes: dict[str, CodeType] = {}  # noqa: RUF012 - replaced as a whole, by `load`
+    """What is in the folder, compiled; empty: nothing is known ahead."""
+    # The rest is replaced as a whole, by `rehearse`.
+    parts: dict[str, ModuleType] = {}  # noqa: RUF012 - see above
+    launcher: list[ModuleType] = []  # noqa: RUF012 - see above
+    modules: frozenset[str] = frozenset()
+
+
+def load(ahead: Mapping[str, Any]) -> None:
+    """Import what programs are likely to import. What is not there is left to them.
+
+    `ahead`: the program that will be asked for, its `home`, and the files in it `compiled` (in hex, as the runner has them).
+    """
     sys.dont_write_bytecode = True
     for name in _LOADED:
         try:
             __import__(name)
         except ImportError:
             continue
+    data = bytes.fromhex(ahead["compiled"])
+    magic: bytes = sys.modules["_frozen_importlib_external"].MAGIC_NUMBER
+    if data.startswith(magic):
+        compiled = marshal.loads(data[len(magic) :])  # noqa: S302 - the supervisor's
+        _Ahead.codes = {path: marshal.loads(code) for path, code in compiled.items()}  # noqa: S302 - as above
+        _Ahead.program, _Ahead.home = ahead["program"], ahead["home"]
 
 
-def run(argv: list[str], env: Mapping[bytes, bytes], usual: frozenset[str]) -> NoReturn:
+def rehearse(usual: frozenset[str]) -> None:
+    """In the fork, before it knows what to run: what the runner would do first, and a touch of what it will use.
+
+    A page of the server's that is written for the first time is copied: better now than when somebody waits. `usual`: the
+    modules that an interpreter has loaded when it starts. The others that are here are named to the program as
+    `READY_MODULES`, in case that it is to find others of these names.
+    """
+    parts = {}
+    for name in _PARTS if _Ahead.codes else ():
+        path = f"{_Ahead.home}/assay/verifiers/{name}.py"
+        parts[name] = module = ModuleType(f"assay.verifiers.{name}")
+        module.__file__ = path
+        exec(_Ahead.codes[path], module.__dict__)  # noqa: S102 - a file of the runner's own
+    _Ahead.parts = parts
+    if parts:
+        # It looks for a module that not every version has.
+        parts["imports"].sha256()
+    # Kept till the end: to take them apart would write to the pages of all that is in them.
+    _Ahead.launcher = [sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "launcher"]
+    _Ahead.modules = frozenset(sys.modules) - usual
+    scratch: dict[str, Any] = {}
+    exec(compile(_REHEARSED, "<string>", "exec", dont_inherit=True), scratch)  # noqa: S102 - see `_REHEARSED`
+    json.loads(json.dumps({"files": {"name": "digest"}, "numbers": [1, 2.5, None]}))
+
+
+_REHEARSED = """\
+import json, os
+from pathlib import Path
+class Kind:
+    def method(self, *given, **named):
+        return f"{given} {named}"
+def verify(workspace):
+    path = Path(workspace) / "name"
+    return float(path.name == Kind().method(1, name=2)), path.exists(), os.path.realpath(path), sorted({3, 1, 2})
+try:
+    verify("/tmp")
+    raise ValueError("nothing")
+except ValueError as error:
+    text = repr(error)
+"""
+"""Does what verifiers do, and changes nothing."""
+
+
+def run(argv: list[str], env: Mapping[bytes, bytes]) -> NoReturn:
     """Run a program in this process, a fresh fork with its descriptors, folder and rights in place, and end with it.
 
-    `argv` is an interpreter, `-I`, `-c`, the program and its arguments. `usual`: the modules that an interpreter has loaded
-    when it starts. The others that are here are named to the program as `READY_MODULES`, in case that it is to find others of
-    these names.
+    `argv` is an interpreter, `-I`, `-c`, the program and its arguments.
     """
     gc.enable()
     sys.dont_write_bytecode = False
@@ -63,17 +133,23 @@ def run(argv: list[str], env: Mapping[bytes, bytes], usual: frozenset[str]) -> N
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_IGN)
-    random.seed()
     sys.argv = ["-c", *argv[4:]]
     sys.orig_argv = argv
     main = ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __spec__=None, __loader__=sys.__spec__.loader, __annotations__={})
-    for name in [name for name in sys.modules if name.partition(".")[0] == "launcher"]:
-        del sys.modules[name]
-    main.__dict__["READY_MODULES"] = frozenset(sys.modules) - usual
+    code = None
+    if _Ahead.codes and argv[3] == _Ahead.program and argv[4:5] == [_Ahead.home]:
+        # What the program itself would come to.
+        runner = f"{_Ahead.home}/run_verifier.py"
+        del sys.argv[1]
+        main.__dict__.update(__file__=runner, ASSAY_COMPILED=_Ahead.codes, ASSAY_PARTS=_Ahead.parts)
+        code = _Ahead.codes[runner]
+    main.__dict__["READY_MODULES"] = _Ahead.modules
     sys.modules["__main__"] = main
     try:
-        exec(compile(argv[3], "<string>", "exec", dont_inherit=True), main.__dict__)  # noqa: S102 - this is what was asked for
+        if code is None:
+            code = compile(argv[3], "<string>", "exec", dont_inherit=True)
+        exec(code, main.__dict__)  # noqa: S102 - this is what was asked for
     except BaseException as error:
         _finish(_code_of(error))
     _finish(0)

@@ -30,34 +30,75 @@ def enter(place: str) -> None:
 
 
 def build(
-    steps: Sequence[Mapping[str, Any]], mounts: Sequence[int], proc: int, dev: int, owner: int, space: int
+    steps: Sequence[Mapping[str, Any]], mounts: Sequence[int], proc: int, dev: int, owner: int, space: int | None
 ) -> None:
-    """Make the steps of a sandbox in order, then make the root read-only, unless the first of them is a root of its own.
+    """Make the steps of a sandbox in order, up to those that `finish` makes.
 
     A step's `sources` are indexes of `mounts`, the lowest layer first. `owner` is the uid (and gid) that an overlay's
-    upper folder belongs to, `space` how many bytes all upper layers may hold together.
+    upper folder belongs to, `space` how many bytes all upper layers may hold together (of `finish`, too); None: there are
+    none.
     """
-    whole = bool(steps) and steps[0]["at"] == "/"
-    layered = any(step["what"] in ("overlay", "layers") for step in steps)
-    if layered:
+    if space is not None:
         # Apart from every other mount, so that the upper layer has a size of its own and goes from sight in one piece.
         os.mkdir(_LAYERS, 0o700)
         kernel.mount("tmpfs", _LAYERS, _QUIET, f"size={space},mode=700")
-    if whole:
-        steps, mounts, made = _with_overlays_made(steps, mounts, owner)
-        _stand_on(mounts[steps[0]["sources"][0]])
-        steps = steps[1:]
-    for number, step in enumerate(steps):
-        _make(step, [mounts[index] for index in step["sources"]], number, proc, dev, owner)
-    if whole:
-        for fd in made:
-            os.close(fd)
+    if not _is_whole(steps):
+        _make_all(steps, mounts, 0, proc, dev, owner)
         return
-    if layered:
+    steps, mounts, made = _with_overlays_made(steps, mounts, owner)
+    _stand_on(mounts[steps[0]["sources"][0]])
+    _make_all(steps[1:], mounts, 0, proc, dev, owner)
+    for fd in made:
+        os.close(fd)
+
+
+def finish(
+    begun: Sequence[Mapping[str, Any]],
+    steps: Sequence[Mapping[str, Any]],
+    mounts: Sequence[int],
+    owner: int,
+    space: int | None,
+) -> None:
+    """Make what was not known when `begun` was built, then make the root read-only, unless it is one of its own.
+
+    One of its own takes no further steps.
+    """
+    if _is_whole(begun):
+        return
+    _make_all(steps, mounts, len(begun), -1, -1, owner)
+    if space is not None:
         # The overlays keep what they use.
         kernel.detach(_LAYERS)
         os.rmdir(_LAYERS)
     kernel.set_mount("/", kernel.RDONLY | _QUIET)
+
+
+def touch(steps: Sequence[Mapping[str, Any]], mounts: Sequence[int]) -> None:
+    """Go the ways of `finish` as far as they change nothing."""
+    for step in steps:
+        _make(step, [], 0, -1, -1, 0)
+    _point("/", mounts[0], 0)
+    for function, arguments in (
+        (kernel.place_mount, (-1, "/nowhere")),
+        (kernel.mount, ("overlay", "/nowhere", 0, "userxattr")),
+        (kernel.detach, ("/nowhere",)),
+        (kernel.set_mount, (-1, kernel.RDONLY)),
+    ):
+        try:
+            function(*arguments)
+        except OSError:
+            continue
+
+
+def _is_whole(steps: Sequence[Mapping[str, Any]]) -> bool:
+    return bool(steps) and steps[0]["at"] == "/"
+
+
+def _make_all(
+    steps: Sequence[Mapping[str, Any]], mounts: Sequence[int], first: int, proc: int, dev: int, owner: int
+) -> None:
+    for number, step in enumerate(steps, first):
+        _make(step, [mounts[index] for index in step["sources"]], number, proc, dev, owner)
 
 
 def lay(steps: Sequence[Mapping[str, Any]], mounts: Sequence[int], owner: int) -> None:

@@ -48,19 +48,12 @@ def become(control: socket.socket, settings: Settings) -> None:
     """What the fork does. Never returns."""
     try:
         score = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
-        proc, dev, base = _wait_here(settings)
-        wire.send(control, "waiting")
-        _, fields, mounts = wire.receive(control)
-        _build(fields, mounts, settings, proc, dev, base)
-        # Before the command is known: from here on this process has no right that the command has not.
-        rights.drop(settings.uid, fields["limits"], settings.program)
+        _join(settings)
         if settings.usual is not None:
-            _watch(control, score, settings.usual)
+            _watch(control, score, settings)
+        _get_ready(control, settings)
         _, fields, fds = wire.receive(control)
-        # When memory runs out the kernel shall take the command, not its init: inherited, and taken back below. By a
-        # descriptor, since the drop of rights made this process' own files in /proc root's.
-        before = int(os.read(score, 16))
-        os.write(score, b"%d" % min(before + _OOM_SCORE_MORE, _OOM_SCORE_MOST))
+        before = _raise_score(score)
         # Before it does: a supervisor that heard nothing starts it anew, and no command may run twice.
         wire.send(control, "started")
         command, text = _start(fields, fds)
@@ -68,49 +61,98 @@ def become(control: socket.socket, settings: Settings) -> None:
         # Not needed any more, or the supervisor is.
         os._exit(0)
     except BaseException as error:
-        # Nothing of a task's has run; whatever it was, the supervisor must hear of it.
-        wire.send(control, "failed", {"why": _words(error)})
-        os._exit(1)
+        _fail(control, error)
     # From here on a command runs, and nothing that goes wrong may be told as a fault of the sandbox: it could be its doing.
     try:
         if command is None:
             _say(text)
             wire.send(control, f"ended:{NOT_STARTED << 8}")
             os._exit(0)
-        os.write(score, b"%d" % before)
-        os.chdir("/")
-        control = _close_all_but(control)
-        wire.send(control, f"ended:{_reap_until(command)}")
-    finally:
-        os._exit(0)
-
-
-def _watch(control: socket.socket, score: int, usual: frozenset[str]) -> NoReturn:
-    """Fork the command ahead, which becomes what it is told, and be its init."""
-    before = int(os.read(score, 16))
-    # Inherited, and taken back: see `become`.
-    os.write(score, b"%d" % min(before + _OOM_SCORE_MORE, _OOM_SCORE_MOST))
-    command = os.fork()
-    if command == 0:
-        _command(control, usual)
-    try:
         os.pwrite(score, b"%d" % before, 0)
-        control = _close_all_but(control)
-        wire.send(control, f"ended:{_reap_until(command)}")
+        os.chdir("/")
+        _tell_end(control, command)
     finally:
         os._exit(0)
 
 
-def _command(control: socket.socket, usual: frozenset[str]) -> NoReturn:
-    """Wait for what to run, and become it."""
-    # Loaded where there is such an interpreter alone: a fork costs by what is in memory.
+def _get_ready(control: socket.socket, settings: Settings) -> None:
+    """Do all up to the command: what can be done before a request, and then what it brings. It leaves no right."""
+    proc, dev, base = _wait_here(settings, control)
+    _, begun, mounts = wire.receive(control)
+    _build(begun, mounts, settings, proc, dev, base)
+    if settings.usual is not None:
+        # Loaded where there is such an interpreter alone: a fork costs by what is in memory.
+        from . import ready
+
+        ready.rehearse(settings.usual)
+        _rehearse()
+    wire.send(control, "built")
+    _, fields, mounts = wire.receive(control)
+    root.finish(begun["steps"], fields["steps"], mounts, settings.owner, begun["space"])
+    for fd in mounts:
+        os.close(fd)
+    os.umask(0o022)
+    rights.drop(settings.uid, begun["limits"], settings.program)
+
+
+def _fail(control: socket.socket, error: BaseException) -> NoReturn:
+    """Nothing of a task's has run; whatever it was, the supervisor must hear of it."""
+    wire.send(control, "failed", {"why": _words(error)})
+    os._exit(1)
+
+
+def _raise_score(score: int) -> int:
+    """When memory runs out the kernel shall take the command, not its init: inherited, and taken back by the init.
+
+    By a descriptor, since the drop of rights makes this process' own files in /proc root's. Returns what it was.
+    """
+    before = int(os.pread(score, 16, 0))
+    os.pwrite(score, b"%d" % min(before + _OOM_SCORE_MORE, _OOM_SCORE_MOST), 0)
+    return before
+
+
+def _tell_end(control: socket.socket, command: int) -> None:
+    """Be the command's init till it has ended, and say how."""
+    control = _close_all_but(control)
+    wire.send(control, f"ended:{_reap_until(command)}")
+
+
+def _watch(control: socket.socket, score: int, settings: Settings) -> NoReturn:
+    """Fork what the command will be before anything is known, and be its init.
+
+    It does nothing else, so that few of the pages that it shares with the server are copied. It has no right from here on,
+    and what it sees is empty.
+    """
+    try:
+        before = _raise_score(score)
+        command = os.fork()
+        if command == 0:
+            os.close(score)
+            _command(control, settings)
+        os.pwrite(score, b"%d" % before, 0)
+        kernel.unshare(kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWCGROUP, "namespaces")
+        root.enter("/new")
+        rights.drop(settings.uid, {}, settings.program)
+    except BaseException as error:
+        _fail(control, error)
+    try:
+        _tell_end(control, command)
+    finally:
+        os._exit(0)
+
+
+def _command(control: socket.socket, settings: Settings) -> NoReturn:
+    """Make the root, wait for what to run, and become it."""
     from . import ready
 
     try:
+        _get_ready(control, settings)
         _, fields, fds = wire.receive(control)
         wire.send(control, "started")
     except wire.Gone:
         os._exit(0)
+    except BaseException as error:
+        _fail(control, error)
     # Closed below by its number: an object that did it later would close what has the number then.
     control.detach()
     try:
@@ -128,7 +170,22 @@ def _command(control: socket.socket, usual: frozenset[str]) -> NoReturn:
     except BaseException as error:
         _say(_words(error))
         os._exit(NOT_STARTED)
-    ready.run(words, env, usual)
+    ready.run(words, env)
+
+
+def _rehearse() -> None:
+    """Touch what the rest of the way needs, which changes nothing: see `ready.rehearse`."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    steps = [{"what": "dir", "at": "/", "text": "", "sources": [0], "size": None, "perms": None}]
+    wire.send(ours, "finish", {"steps": steps, "env": {"NAME": "value"}, "argv": ["name"] * 9, "python": True}, [null])
+    _, fields, fds = wire.receive(theirs)
+    root.touch(fields["steps"], fds)
+    rights.touch()
+    for fd in (*fds, null, _dup_above(null, 10)):
+        os.close(fd)
+    ours.close()
+    theirs.close()
 
 
 def _take_places(fds: Sequence[int], targets: Sequence[int]) -> None:
@@ -151,26 +208,33 @@ def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _wait_here(settings: Settings) -> tuple[int, int, list[int]]:
-    """Get ready as far as that needs no request: a /proc and a /dev to place later, and mounts of the base not placed yet."""
+def _join(settings: Settings) -> None:
     # Here and now: a group that is joined after a pause can take milliseconds, and nobody waits yet.
     for group in settings.groups:
         os.write(group, b"0")
         os.close(group)
+
+
+def _wait_here(settings: Settings, control: socket.socket) -> tuple[int, int, list[int]]:
+    """Get ready as far as that needs no request: a /proc and a /dev to place later, and mounts of the base not placed yet."""
     # The group namespace after that: from inside, the slot's group is the root and names nothing of the host.
     kernel.unshare(
         kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWCGROUP, "mount, ipc, uts, cgroup namespaces"
     )
+    # The supervisor holds the mounts until nobody waits for a verdict: to take them apart takes the kernel a while.
+    mounts = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     # Made while a whole /proc is in sight, without which the kernel lets no user namespace have another.
     proc = kernel.new_mount("proc", kernel.NOSUID | kernel.NODEV | kernel.NOEXEC)
     dev = kernel.clone_mount("/dev")
     base = [kernel.clone_mount(step["at"]) for step in settings.base if step["what"] == "bind"]
-    if settings.host:
-        return proc, dev, base
-    os.umask(0)
-    root.enter("/new")
-    root.lay(settings.base, base, settings.owner)
-    return proc, dev, []
+    if not settings.host:
+        os.umask(0)
+        root.enter("/new")
+        root.lay(settings.base, base, settings.owner)
+        base = []
+    wire.send(control, "waiting", None, [mounts])
+    os.close(mounts)
+    return proc, dev, base
 
 
 def _build(
@@ -184,7 +248,6 @@ def _build(
     root.build(fields["steps"], mounts, proc, dev, settings.owner, fields["space"])
     for fd in (proc, dev, *mounts):
         os.close(fd)
-    os.umask(0o022)
 
 
 def _start(fields: Mapping[str, Any], fds: Sequence[int]) -> tuple[int | None, str]:

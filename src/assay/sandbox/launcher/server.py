@@ -97,7 +97,7 @@ def go_on(state: Mapping[str, Any], usual: frozenset[str]) -> None:
         kernel.hide_command_line("assay-slot")
         kernel.set_name("assay-slot")
         kernel.die_with_parent()
-        ready.load()
+        ready.load(state["fields"]["interpreter"]["ahead"])
         _settle(sock, state["groups"], state["owners"], state["fields"], usual)
     except BaseException as error:
         wire.send(sock, "failed", {"why": f"{type(error).__name__}: {error}"})
