@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from assay.sandbox import Capability, get_provider
-from attacks.harness import SHORT_S, Arena, Attack, living
+from attacks.harness import SHORT_S, Arena, Attack, living, still_living
 from attacks.host import IPC_KEY, MARKER
 from attacks.test_attacks_channel import ONLY_SUBMISSION_WRITES
 from attacks.verifiers import EQUALS, MULTIPLIES, RIGHT, RUNS, WRONG, solve
@@ -378,4 +378,4 @@ async def test_a_bomb_hits_nobody_else(arena: Arena, attack: Attack) -> None:
         rewards.append((await near.graded(quiet, task, workspace)).reward)
     await bomb
     assert set(rewards) == {1.0}
-    assert not living() - before
+    assert not await still_living(before)
