@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import pytest
+
+from assay.failures import FailureEvent
+from assay.sandbox import hostetc
 from assay.sandbox.hostetc import make_etc
 
 
@@ -46,3 +51,27 @@ def test_with_the_network(tmp_path: Path) -> None:
     make_etc(made, network=True, host=host(tmp_path))
     assert (made / "resolv.conf").read_text() == "nameserver 192.0.2.1\n"
     assert (made / "hosts").read_text() == "192.0.2.2 inside\n"
+
+
+def test_one_that_could_not_be_made_is_a_failure_of_the_machine_and_made_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [tmp_path / "first", tmp_path / "second"]
+    for place in places:
+        place.mkdir()
+    monkeypatch.setattr(hostetc, "_shared", {})
+    monkeypatch.setattr(hostetc, "process_folder", lambda *_, **__: places.pop(0))
+    with monkeypatch.context() as full:
+
+        def write(path: Path, content: bytes) -> None:
+            if path.name == "services":
+                raise OSError(28, os.strerror(28), str(path))
+            path.write_bytes(content)
+
+        full.setattr(hostetc, "_write", write)
+        full.setattr(hostetc, "_COPIED", ("services",))
+        with pytest.raises(FailureEvent, match="No space left on device") as failed:
+            hostetc.shared_etc(False)
+    assert failed.value.kind == "transport_local_resource"
+    assert list((tmp_path / "first").iterdir()) == []
+    assert (hostetc.shared_etc(False) / "hosts").is_file()

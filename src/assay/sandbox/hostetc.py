@@ -10,7 +10,8 @@ import os
 import stat
 from pathlib import Path
 
-from assay.workspaces import process_folder
+from assay.sandbox.launch import local_failure
+from assay.workspaces import process_folder, remove_tree
 
 SANDBOX_USER = "sandbox"
 SANDBOX_UID = 1000
@@ -96,13 +97,18 @@ _shared: dict[tuple[int, bool], Path] = {}
 
 
 def shared_etc(network: bool) -> Path:
-    """The generated `/etc`, made once per process."""
+    """The generated `/etc`, made once per process. Raises `FailureEvent` where there is no room for it."""
     key = (os.getpid(), network)
     if key not in _shared:
         # Hundreds of small links and files: on a disk they take three times as long.
         folder = process_folder("etc", memory=True) / "etc"
-        folder.mkdir()
-        make_etc(folder, network=network)
+        try:
+            folder.mkdir()
+            make_etc(folder, network=network)
+        except OSError as error:
+            # Or what there is of it would be in the way of another try.
+            remove_tree(folder)
+            raise local_failure(error, "make the /etc of sandboxes") from error
         _shared[key] = folder
     return _shared[key]
 

@@ -74,14 +74,14 @@ def _at_once(spec: SandboxSpec) -> HostedSandbox | None:
     slot = POOL.take_ready(_kind_of(spec), shape) if shape is not None else None
     if slot is None or shape is None:
         return None
-    if not all(slot.maps_root(mount.lower, False) for mount in spec.mounts if isinstance(mount, Overlay)):
-        POOL.give_back(slot)
-        return None
     try:
-        return _moved_in(slot, spec, shape)
+        if all(slot.maps_root(mount.lower, False) for mount in spec.mounts if isinstance(mount, Overlay)):
+            return _moved_in(slot, spec, shape)
     except BaseException:
         POOL.give_back(slot)
         raise
+    POOL.give_back(slot)
+    return None
 
 
 def _moved_in(slot: Slot, spec: SandboxSpec, shape: Shape) -> HostedSandbox:

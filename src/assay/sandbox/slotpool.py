@@ -8,11 +8,13 @@ import logging
 import os
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from assay.failures import FailureEvent
 from assay.sandbox.bays import Shape, lay_out
 from assay.sandbox.interpreter import Interpreter
+from assay.sandbox.launch import SETUP_S
 from assay.sandbox.slots import Slot
 from assay.sandbox.sources import Laid
 from assay.workspaces import finish_removals
@@ -94,7 +96,11 @@ class SlotPool:
                 self._all.add(slot)
         slot.lease()
         if slot.bay is not None and not _has(slot, shape):
-            slot.leave_bay()
+            try:
+                slot.leave_bay()
+            except BaseException:
+                self.give_back(slot)
+                raise
         return slot
 
     def _best(self, kind: SlotKind, shape: Shape | None, dead: list[Slot]) -> Slot | None:
@@ -133,8 +139,7 @@ class SlotPool:
         self._wanted[kind] = self._wanted.get(kind, 0) + 1
         often = idle or (kind.interpreter is not None and self._wanted[kind] > 1)
         if often and self._growing is None and kind not in self._unusable and len(self._all) < _idle_most():
-            self._growing = threading.Thread(target=self._add, args=(kind, shape), name="assay-slot", daemon=True)
-            self._growing.start()
+            self._growing = _started(self._add, "assay-slot", kind, shape)
 
     def _add(self, kind: SlotKind, shape: Shape | None) -> None:
         slot = None
@@ -187,8 +192,7 @@ class SlotPool:
         with self._lock:
             self._returned.append((slot, shape, left))
             if self._renewing is None and not self._ended:
-                self._renewing = threading.Thread(target=self._renew_all, name="assay-bays", daemon=True)
-                self._renewing.start()
+                self._renewing = _started(self._renew_all, "assay-bays")
 
     def meanwhile(self) -> None:
         """Somebody waits for a command: a good moment to give slots that came back their bays."""
@@ -197,18 +201,29 @@ class SlotPool:
 
     def _renew_all(self) -> None:
         idle = 0
-        while idle < _QUIET_TURNS:
-            # Not at once: whoever gave a slot back is about to say what came of it, and would wait for the interpreter's lock.
-            self._moment.wait(_MOMENT_S)
-            self._moment.clear()
-            idle += 1
-            while self.renew():
-                idle = 0
-        with self._lock:
-            self._renewing = None
-            again = bool(self._returned) and not self._ended
-        if again:
-            self._renew_all()
+        try:
+            while True:
+                # Not at once: whoever gave a slot back is about to say what came of it, and would wait for the interpreter's
+                # lock.
+                self._moment.wait(_MOMENT_S)
+                self._moment.clear()
+                idle = 0 if self._renew_those_there() else idle + 1
+                with self._lock:
+                    if idle >= _QUIET_TURNS and not self._returned:
+                        self._renewing = None
+                        return
+        except BaseException:
+            # Another one is started for what comes.
+            with self._lock:
+                self._renewing = None
+            raise
+
+    def _renew_those_there(self) -> bool:
+        """Renew until there is none left; whether there was one."""
+        found = False
+        while self.renew():
+            found = True
+        return found
 
     def renew(self) -> bool:
         """Give one of the slots that came back its bay, and let others use it; whether there was one."""
@@ -229,23 +244,24 @@ class SlotPool:
             # Whoever takes it lays it out, and is told then.
             _log.info("no bay could be laid out: %s", error)
         finally:
-            self.give_back(slot)
-            with self._renewed:
-                self._in_hand -= 1
-                self._renewed.notify_all()
+            try:
+                self.give_back(slot)
+            finally:
+                with self._renewed:
+                    self._in_hand -= 1
+                    self._renewed.notify_all()
         return True
 
-    def settle(self) -> None:
-        """Have every slot that came back renewed: by now, or it takes its time."""
-        while self.renew():
-            pass
+    def settle(self, patience_s: float = _IN_HAND_S) -> None:
+        """Have every slot that came back renewed; another thread that is renewing one is given `patience_s` to be done."""
+        self._renew_those_there()
         with self._renewed:
-            self._renewed.wait_for(lambda: not self._in_hand, _IN_HAND_S)
+            self._renewed.wait_for(lambda: not self._in_hand, patience_s)
 
     def close_idle(self) -> None:
         """End the servers that no sandbox has. The next sandbox starts one again."""
         self._grown()
-        self.settle()
+        self.settle(SETUP_S)
         with self._lock:
             idle, self._idle = self._idle, []
             self._all -= set(idle)
@@ -260,6 +276,8 @@ class SlotPool:
             atexit.register(self._close_all)
 
     def _forget(self) -> None:
+        for slot in self._all:
+            slot.forget()
         self._lock = threading.Lock()
         self._renewed, self._moment = threading.Condition(self._lock), threading.Event()
         self._idle, self._all, self._growing = [], set(), None
@@ -270,10 +288,20 @@ class SlotPool:
         if self._pid == os.getpid():
             self._ended = True
             self._grown()
-            self.settle()
+            self.settle(SETUP_S)
             for slot in self._all:
                 _close(slot)
             self._idle, self._all = [], set()
+
+
+def _started(work: Callable[..., None], name: str, *arguments: object) -> threading.Thread | None:
+    """A thread that does work which can wait; None where no further one can be had."""
+    thread = threading.Thread(target=work, args=arguments, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    return thread
 
 
 def _fits(slot: Slot, kind: SlotKind) -> bool:

@@ -93,17 +93,17 @@ class Slot:
         self._server: _Server | None = None
         with contextlib.ExitStack() as stack:
             self._leases: list[UidLease] = []
-            for _ in range(2 if self.by_root else 0):
-                self._leases.append(lease_uid())
-                stack.callback(self._leases[-1].release)
             self.group: Group | None = None
             hierarchy = usable_hierarchy()
-            if hierarchy is not None:
-                try:
+            try:
+                for _ in range(2 if self.by_root else 0):
+                    self._leases.append(lease_uid())
+                    stack.callback(self._leases[-1].release)
+                if hierarchy is not None:
                     self.group = Group(hierarchy, Limits())
-                except OSError as error:
-                    raise local_failure(error, "make a control group") from error
-                stack.callback(remove_group, self.group)
+                    stack.callback(remove_group, self.group)
+            except OSError as error:
+                raise local_failure(error, "have a user and a control group for a sandbox") from error
             self.start()
             self._freed = stack.pop_all()
 
@@ -160,13 +160,21 @@ class Slot:
         self.built = self.prepared = None
         uids = (self._leases[0].uid, self._leases[1].uid) if self.by_root else None
         self._server = _Server(uids, self.network, self.user, self.group, self.base, self.interpreter)
-        self._server.ask()
+        try:
+            self._server.ask()
+        except OSError as error:
+            self.stop()
+            raise local_failure(error, "ask a slot server for a fork") from error
 
     def ask(self) -> None:
-        """Have the server reap what it forked and fork anew, ahead of need. Says nothing when the server is gone."""
+        """Have the server reap what it forked and fork anew, ahead of need. Says nothing when it cannot be asked.
+
+        It is gone then, or this process has no descriptor left; whoever needs the fork starts the server anew.
+        """
         self.built = self.prepared = None
         if self._server is not None:
-            self._server.ask()
+            with contextlib.suppress(OSError):
+                self._server.ask()
 
     @property
     def control(self) -> socket.socket | None:
@@ -175,8 +183,8 @@ class Slot:
 
     @property
     def answer_fd(self) -> int | None:
-        """Readable when `parked` will not wait; None when there is no server."""
-        return self._server.sock.fileno() if self._server is not None else None
+        """Readable when `parked` will not wait; None when there is no server, or it was asked for nothing."""
+        return self._server.sock.fileno() if self._server is not None and self._server.control is not None else None
 
     @property
     def waits(self) -> bool:
@@ -227,6 +235,13 @@ class Slot:
             left, self._server.left = self._server.left, []
             _close_all(left)
 
+    def forget(self) -> None:
+        """In a forked child: let go of what the parent holds, or memory of dead sandboxes would stay as long as the child."""
+        if self._server is not None:
+            mounts = [*self._server.mounts, *self._server.left]
+            self._server.mounts, self._server.left = [], []
+            _close_all(mounts)
+
     def leave_bay(self) -> None:
         """Free what was made ready. The fork that built it is of no further use."""
         if self.bay is not None:
@@ -263,12 +278,15 @@ class _Server:
         """Descriptors of the mount namespaces of the fork that waits or runs, …"""
         self.left: list[int] = []
         """… and of those before it."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.sock = ours
-        self._said, said = os.pipe()
+        try:
+            self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            raise local_failure(error, "start a slot server") from error
+        self._said = -1
         try:
             with contextlib.ExitStack() as stack:
                 stack.callback(theirs.close)
+                self._said, said = os.pipe()
                 stack.callback(os.close, said)
                 # `_PROGRAM` imports nothing of Assay but the launcher: a fork costs by what is in memory.
                 argv = [
@@ -295,8 +313,9 @@ class _Server:
                     start_new_session=True,
                 )
         except OSError as error:
-            ours.close()
-            os.close(self._said)
+            self.sock.close()
+            if self._said >= 0:
+                os.close(self._said)
             raise local_failure(error, "start a slot server") from error
         try:
             self._greet(uids, network, user, group, base, interpreter)
@@ -377,10 +396,16 @@ class _Server:
         self.mounts = []
         if self.control is not None:
             self.control.close()
+            # Until there is another: what follows may fail.
+            self.control = None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, contextlib.suppress(wire.Gone):
-            wire.send(self.sock, "park", None, [theirs.fileno()])
-            self._owed += 1
+        try:
+            with theirs, contextlib.suppress(wire.Gone):
+                wire.send(self.sock, "park", None, [theirs.fileno()])
+                self._owed += 1
+        except OSError:
+            ours.close()
+            raise
         self.control = ours
 
     def parked(self) -> Parked | None:

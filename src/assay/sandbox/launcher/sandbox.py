@@ -125,14 +125,17 @@ def _watch(control: socket.socket, score: int, settings: Settings) -> NoReturn:
     """
     try:
         before = _raise_score(score)
+        out_of_reach, is_out_of_reach = os.pipe()
         command = os.fork()
         if command == 0:
             os.close(score)
-            _command(control, settings)
+            os.close(is_out_of_reach)
+            _command(control, settings, out_of_reach)
         os.pwrite(score, b"%d" % before, 0)
         kernel.unshare(kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS | kernel.NEWCGROUP, "namespaces")
         root.enter("/new")
         rights.drop(settings.uid, {}, settings.program)
+        os.close(is_out_of_reach)
     except BaseException as error:
         _fail(control, error)
     try:
@@ -141,12 +144,14 @@ def _watch(control: socket.socket, score: int, settings: Settings) -> NoReturn:
         os._exit(0)
 
 
-def _command(control: socket.socket, settings: Settings) -> NoReturn:
+def _command(control: socket.socket, settings: Settings, out_of_reach: int) -> NoReturn:
     """Make the root, wait for what to run, and become it."""
     from . import ready
 
     try:
         _get_ready(control, settings)
+        # Its end: what runs here could else keep its init from finishing, which would be told as a fault of the sandbox.
+        os.read(out_of_reach, 1)
         _, fields, fds = wire.receive(control)
         wire.send(control, "started")
     except wire.Gone:
