@@ -5,10 +5,10 @@ BIN := .venv/bin
 COMPILE := $(BIN)/python -m compileall -q src
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench lock clean
+.PHONY: help demo test lint bench bench-peers soak lock clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile
 
 demo: ## install, then grade the examples and print a table
 	@$(PYTHON) tools/environment.py runtime
@@ -28,15 +28,25 @@ lint: ## format, lint and type checks
 	@$(BIN)/ruff check
 	@$(BIN)/mypy
 
-bench: ## measure against bare bubblewrap; prints ratios
+bench: ## measure a verification beside the floor and bare bubblewrap; prints ratios
 	@$(PYTHON) tools/environment.py dev
 	@$(COMPILE)
 	@$(BIN)/python -m benchmarks
+
+bench-peers: ## install what others verify with, and measure all beside it
+	@$(PYTHON) tools/environment.py dev
+	@$(COMPILE)
+	@$(BIN)/python -m benchmarks --peers
+
+soak: ## 50,000 warm verifications; fails when something grew
+	@$(PYTHON) tools/environment.py dev
+	@$(COMPILE)
+	@$(BIN)/python -m benchmarks.soak --verifications 50000
 
 lock: ## renew the lock files
 	@$(PYTHON) tools/environment.py dev
 	@$(BIN)/python tools/lock.py
 
 clean: ## remove what make made
-	rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv benchmarks/.venv .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests tools examples benchmarks -name __pycache__ -prune -exec rm -rf {} +

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from assay.failures import FailureEvent
-    from assay.grading import Verdict, grade, grade_sync
+    from assay.grading import Captured, Verdict, grade, grade_sync
     from assay.tasks import Task, load_dataset, load_task
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Captured": "assay.grading",
     "FailureEvent": "assay.failures",
     "Task": "assay.tasks",
     "Verdict": "assay.grading",
@@ -26,7 +27,17 @@ _HOMES = {
     "load_task": "assay.tasks",
 }
 
-__all__ = ["FailureEvent", "Task", "Verdict", "__version__", "grade", "grade_sync", "load_dataset", "load_task"]
+__all__ = [
+    "Captured",
+    "FailureEvent",
+    "Task",
+    "Verdict",
+    "__version__",
+    "grade",
+    "grade_sync",
+    "load_dataset",
+    "load_task",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -43,7 +43,12 @@ ARENAS = [(provider, mode) for mode in MODES for provider in isolating()]
 
 
 @pytest.fixture(params=ARENAS, ids="-".join)
-def arena(request: pytest.FixtureRequest, tmp_path: Path, outcomes: Callable[[int, str, str, str], None]) -> Arena:
+def arena(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    outcomes: Callable[[int, str, str, str], None],
+    controls: dict[tuple[object, ...], Path],
+) -> Arena:
     """Every provider that isolates, in every mode; the first with all that is costly."""
     provider, mode = request.param
     if not get_provider(provider).capabilities():
@@ -53,7 +58,13 @@ def arena(request: pytest.FixtureRequest, tmp_path: Path, outcomes: Callable[[in
     def record(attack: Attack, outcome: str) -> None:
         outcomes(attack.number, attack.name, f"{provider}, {mode}", outcome)
 
-    return Arena(provider, mode, tmp_path, _bases(request), record, spare)
+    return Arena(provider, mode, tmp_path, _bases(request), record, controls, spare)
+
+
+@pytest.fixture(scope="session")
+def controls() -> dict[tuple[object, ...], Path]:
+    """What is known of verifiers by the honest submissions of this session (`Arena.control`)."""
+    return {}
 
 
 @pytest.fixture

@@ -30,6 +30,8 @@ MODES = ("separate", "shared")
 WORKDIR = "app"
 """Where the agent's own filesystem has the workspace in shared mode."""
 SOAK = os.environ.get("ASSAY_SOAK") == "1"
+SHORT_S = 4.0
+"""The limit of a verifier that is made to wait to its end: long enough for an honest submission on a busy machine."""
 TOML = 'schema_version = "1.4"\n[assay]\nreward_range = [0, 1]\n'
 """The floor is known, so what the honest submission proves settles what is ambiguous."""
 WATCHDOG = 3
@@ -86,8 +88,13 @@ class Attack:
     """Set in the grader's own process meanwhile."""
     same: str = ""
     """Why its outcome cannot depend on the mode, for one that is graded in shared mode only with ASSAY_SOAK=1."""
+    alike: str = ""
+    """Why it cannot depend on the provider either, for one that is graded with another one than the first only with
+    ASSAY_SOAK=1. Others of its kind are graded with every provider."""
     apart: bool = False
     """Whether the verifier has the submission run in a sandbox of its own. That needs a workspace beside the filesystem."""
+    both: bool = False
+    """Graded in separate mode with every provider, costly as it is: one of each number is."""
     everywhere: bool = False
     """Graded with every provider in every mode, costly as it is."""
 
@@ -111,8 +118,11 @@ class Arena:
     folder: Path
     bases: Callable[[str], str]
     record: Callable[[Attack, str], None]
+    controls: dict[tuple[object, ...], Path]
+    """Of the session: what is known of each verifier since its honest submission was graded, a state folder each."""
     spare: bool = False
-    """Whether costly attacks, and in shared mode those that are the same there, are left to another arena."""
+    """Whether costly attacks, in shared mode those that are the same there, and those that are alike, are left to another
+    arena."""
 
     async def fight(self, attack: Attack, *, alone: bool = True) -> Verdict:
         """Grade the honest submission, then the hostile one, and check all that must hold.
@@ -122,7 +132,6 @@ class Arena:
         self.skip_what_is_left_out(attack)
         self.needs(attack.program)
         task = self.task(attack)
-        honest = self.lay("honest", attack.honest, attack.base)
         hostile = self.lay("hostile", attack.hostile, attack.base)
         if self.mode == "shared":
             lay_over(hostile.parent, attack.root)
@@ -130,25 +139,46 @@ class Arena:
         hidden.write_text("only the host may see this\n")
         answer = hostile if self.mode == "separate" else hostile.parent
         before = (print_of(task), print_of(answer), hidden.read_text(), living())
-        control = await self.graded(attack, task, honest)
-        assert (control.status, control.reward) == ("graded", 1.0), f"the positive control: {control}"
+        await self.control(attack, task)
         verdict = await self.graded(attack, task, hostile)
         self.record(attack, shown(attack, verdict))
         after = (print_of(task), print_of(answer), hidden.read_text())
         assert after == before[:3], "the task, the workspace or a hidden file was changed on the host"
-        left = await still_living(before[3])
-        assert not (alone and left), f"left running: {left}"
+        left = await still_living(before[3]) if alone else set()
+        assert not left, f"left running: {left}"
         check(attack, verdict)
         return verdict
 
+    async def control(self, attack: Attack, task: Path) -> None:
+        """Grade the honest submission, and let what that proves of the verifier count for the hostile one.
+
+        Once for all attacks that have the same verifier, limit and honest submission in the same arena; with ASSAY_SOAK=1
+        before each of them.
+        """
+        honest = attack.honest if callable(attack.honest) else tuple(sorted(attack.honest.items()))
+        given = (tuple(sorted(attack.tests.items())), honest, attack.toml, tuple(sorted(attack.environ.items())))
+        key = (self.provider, self.mode, attack.base, attack.apart, attack.timeout_s, *given)
+        state = self.folder / "state"
+        if key in self.controls and not SOAK:
+            shutil.copytree(self.controls[key], state)
+            return
+        control = await self.graded(attack, task, self.lay("honest", attack.honest, attack.base))
+        assert (control.status, control.reward) == ("graded", 1.0), f"the positive control: {control}"
+        self.controls[key] = shutil.copytree(state, self.folder / "proven")
+
+    def leaves_out(self, attack: Attack) -> str:
+        """Why an attack is left to another arena; empty for one that is fought here."""
+        if not self.spare:
+            return ""
+        if attack.costly and not (attack.both and self.mode == "separate"):
+            return "costly, and graded with another provider or mode"
+        if self.mode == "shared" and attack.same:
+            return f"as in separate mode: {attack.same}"
+        return f"as with the first provider: {attack.alike}" if attack.alike else ""
+
     def skip_what_is_left_out(self, attack: Attack) -> None:
         """Skip, and note in the table, what another arena shows."""
-        why = ""
-        if self.spare and attack.costly:
-            why = "costly, and graded with another provider or mode"
-        elif self.spare and self.mode == "shared" and attack.same:
-            why = f"as in separate mode: {attack.same}"
-        if why:
+        if why := self.leaves_out(attack):
             self.record(attack, f"left to ASSAY_SOAK=1 ({why})")
             pytest.skip(f"{why}; everywhere with ASSAY_SOAK=1")
 

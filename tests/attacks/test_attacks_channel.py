@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from attacks.harness import WORKDIR, Arena, Attack, Expected, lay
+from attacks.harness import SHORT_S, WORKDIR, Arena, Attack, Expected, lay
 from attacks.verifiers import (
     DOUBLES,
     EQUALS,
@@ -25,8 +25,6 @@ from attacks.verifiers import (
 
 GIVE_UP = ("assay:verifier_timeout",)
 INVALID = ("assay:invalid_reward",)
-SHORT_S = 6.0
-"""For an attack that makes the grader wait to its end."""
 
 PLANTED = dict.fromkeys(
     (
@@ -80,8 +78,12 @@ PLACES = {
     "a sparse file": 'open(PLACE, "w").truncate(8 << 30)',
     "a closed folder around it": 'open(PLACE, "w").write("one"); os.chmod("/logs/verifier", 0)',
 }
+BOTH_WAYS = ("a symlink", "a FIFO")
+AS_PROVIDERS_DIFFER = ("a device", "an immutable file", "a hard link", "a closed folder around it")
+"""What the provider's own mount and owner of the log folder have a part in."""
 KINDS_OF_PLACES = ("assay:invalid_reward", "assay:missing_reward", "assay:verifier_contract", "assay:verdict_conflict")
 
+ONE_READER = "what may be a reward is read and judged by the same code for every provider, when the sandbox is dead"
 READ_OUTSIDE = "the log folder is a fresh mount, read by the supervisor when the sandbox is dead"
 
 ONLY_SUBMISSION_WRITES = {
@@ -125,7 +127,8 @@ PLACING = [
         _place(made, f"reward.{end}"),
         kinds=kinds,
         tries=True,
-        same="" if what in ("a symlink", "a FIFO") else READ_OUTSIDE,
+        same="" if what in BOTH_WAYS else READ_OUTSIDE,
+        alike="" if what in (*BOTH_WAYS, *AS_PROVIDERS_DIFFER) else ONE_READER,
     )
     for what, made in PLACES.items()
     for end, tests, kinds in (
@@ -240,6 +243,7 @@ GRADER = [
         solve(DAEMONS_OF_ONE, early=True),
         timeout_s=SHORT_S,
         tries=True,
+        both=True,
     ),
     Attack(
         30,
@@ -253,6 +257,7 @@ GRADER = [
             "os._exit(0)"
         ),
         base="pytest",
+        both=True,
         expected=Expected.FORGED,
         why=IN_PROCESS,
         tries=True,
@@ -286,6 +291,7 @@ NUMBERS = [
         {"score.txt": text},
         kinds=INVALID,
         same=READ_OUTSIDE,
+        alike="" if what in ("NaN", "text") else ONE_READER,
     )
     for what, text in SCORES.items()
 ] + [
@@ -297,6 +303,7 @@ NUMBERS = [
         {"score.txt": text},
         kinds=("assay:verifier_contract", "assay:invalid_reward"),
         same=READ_OUTSIDE,
+        alike="" if what in ("NaN", "None") else ONE_READER,
     )
     for what, text in {
         "NaN": "float('nan')",
@@ -324,7 +331,10 @@ CRASHES: dict[str, dict[str, str | bytes]] = {
 }
 
 
-@pytest.mark.parametrize("attack", [*PLANTING, *PLACING, *SIZES, *GRADER, *NUMBERS], ids=lambda attack: attack.id)
+ATTACKS = [*PLANTING, *PLACING, *SIZES, *GRADER, *NUMBERS]
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.id)
 async def test_the_verdict_is_honest(arena: Arena, attack: Attack) -> None:
     await arena.fight(attack)
 

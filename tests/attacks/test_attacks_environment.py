@@ -152,7 +152,15 @@ ATTACKS = [
         {**PYTEST_FILES, "solution.py": "def double(n):\n    return -1\n"},
         base="pytest",
     ),
-    Attack(14, "pytest settings and plugins, naive", NAIVE_PYTEST, RIGHT, {**WRONG, **PYTEST_FILES}, base="pytest"),
+    Attack(
+        14,
+        "pytest settings and plugins, naive",
+        NAIVE_PYTEST,
+        RIGHT,
+        {**WRONG, **PYTEST_FILES},
+        base="pytest",
+        both=True,
+    ),
     Attack(
         14,
         "a pytest.py in the folder where pytest is started",

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from assay.sandbox import Capability, get_provider
-from attacks.harness import Arena, Attack, living
+from attacks.harness import SHORT_S, Arena, Attack, living, still_living
 from attacks.host import IPC_KEY, MARKER
 from attacks.test_attacks_channel import ONLY_SUBMISSION_WRITES
 from attacks.verifiers import EQUALS, MULTIPLIES, RIGHT, RUNS, WRONG, solve
 
-SHORT_S = 6.0
 MEMORY = "[environment]\nmemory_mb = 256\n"
 
 FORK = """
@@ -68,10 +67,21 @@ except OSError:
     pass
 """
 FULL_LOGS = "a full log folder, without a memory limit"
+BOUNDED = "what bounds it is the control group of the sandbox, whatever this stands on"
 BOMBS = [
-    Attack(36, "fork bomb", RUNS, MULTIPLIES, solve(FORK), tries=True, timeout_s=30),
+    Attack(36, "fork bomb", RUNS, MULTIPLIES, solve(FORK), tries=True, timeout_s=30, same=BOUNDED),
     *(
-        Attack(36, f"{name} bomb", RUNS, MULTIPLIES, solve(body, early=True), toml=MEMORY, timeout_s=30, tries=True)
+        Attack(
+            36,
+            f"{name} bomb",
+            RUNS,
+            MULTIPLIES,
+            solve(body, early=True),
+            toml=MEMORY,
+            timeout_s=30,
+            tries=True,
+            same="" if name == "memory" else BOUNDED,
+        )
         for name, body in MEMORY_BOMBS.items()
     ),
     *(
@@ -97,7 +107,17 @@ BOMBS = [
         timeout_s=30,
         tries=True,
     ),
-    Attack(36, "inode bomb", RUNS, MULTIPLIES, solve(INODES, early=True), toml=MEMORY, timeout_s=30, tries=True),
+    Attack(
+        36,
+        "inode bomb",
+        RUNS,
+        MULTIPLIES,
+        solve(INODES, early=True),
+        toml=MEMORY,
+        timeout_s=30,
+        tries=True,
+        same="/tmp is a mount of the sandbox's own",
+    ),
 ]
 
 FLOOD = """
@@ -135,6 +155,7 @@ PROCESSES = [
         {"solve.py": solve(FLOOD)["solve.py"]},
         kinds=("assay:output_limit", "assay:verifier_timeout"),
         timeout_s=20,
+        same="output is read and cut outside of the sandbox",
     ),
     *(
         Attack(38, name, RUNS, MULTIPLIES, solve(QUIET.format(body=body)), tries=True)
@@ -321,6 +342,9 @@ KERNEL = [
 ]
 
 
+ATTACKS = [*BOMBS, *PROCESSES, *KERNEL]
+
+
 @pytest.mark.parametrize("attack", [*PROCESSES, *KERNEL], ids=lambda attack: attack.id)
 async def test_the_verdict_is_honest(arena: Arena, attack: Attack) -> None:
     await arena.fight(attack)
@@ -336,6 +360,7 @@ async def test_the_network_is_out_of_reach(arena: Arena, listeners: Listeners) -
 @pytest.mark.parametrize("attack", BOMBS, ids=lambda attack: attack.id)
 async def test_a_bomb_hits_nobody_else(arena: Arena, attack: Attack) -> None:
     """36: the verdict of a neighbour that is graded at the same time is what it should be."""
+    arena.skip_what_is_left_out(attack)
     has = get_provider(arena.provider).capabilities()
     needed = Capability.PROCESS_LIMIT if "fork" in attack.name else Capability.MEMORY_LIMIT
     if needed not in has:
@@ -353,4 +378,4 @@ async def test_a_bomb_hits_nobody_else(arena: Arena, attack: Attack) -> None:
         rewards.append((await near.graded(quiet, task, workspace)).reward)
     await bomb
     assert set(rewards) == {1.0}
-    assert not living() - before
+    assert not await still_living(before)

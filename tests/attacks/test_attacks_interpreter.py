@@ -18,8 +18,7 @@ from pathlib import Path
 import pytest
 
 from attacks.filesystems import PYTHON
-from attacks.harness import Arena, Attack, Expected
-from attacks.test_attacks_channel import SHORT_S
+from attacks.harness import SHORT_S, Arena, Attack, Expected
 from attacks.test_attacks_process import SEND
 from attacks.verifiers import EQUALS, RIGHT, WRONG
 

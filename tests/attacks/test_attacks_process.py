@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from attacks.harness import Arena, Attack, Expected
@@ -18,6 +20,14 @@ from attacks.verifiers import (
     solve,
 )
 
+ONE_PROCESS = "what the submission does in the grader's process, or sends to it, is no matter of where its files lie"
+MODES_TOO = (
+    "os._exit at import",
+    "the verdict sent in the runner's place",
+    "a second message on the channel",
+    "a pickle where JSON is read",
+)
+"""Of what happens in the grader's own process: shown in shared mode, too."""
 FORGED = {"expected": Expected.FORGED, "why": IN_PROCESS, "tries": True}
 NO_MESSAGE = ("assay:missing_reward",)
 
@@ -75,7 +85,7 @@ LEAVING = [
 ]
 
 RUNNERS = [
-    Attack(4, "skip", PYTEST_IDS, DOUBLES, solution("import pytest", "pytest.skip('no')"), base="pytest"),
+    Attack(4, "skip", PYTEST_IDS, DOUBLES, solution("import pytest", "pytest.skip('no')"), base="pytest", both=True),
     Attack(4, "xfail", PYTEST_IDS, DOUBLES, solution("import pytest", "pytest.xfail('no')"), base="pytest"),
     Attack(
         4,
@@ -95,7 +105,15 @@ RUNNERS = [
         expected=Expected.FORGED,
         why="pytest's exit code is 0 when every test was skipped: demand the expected test ids",
     ),
-    Attack(5, "pytest.exit(0)", PYTEST_IDS, DOUBLES, solution("import pytest\npytest.exit('done', 0)"), base="pytest"),
+    Attack(
+        5,
+        "pytest.exit(0)",
+        PYTEST_IDS,
+        DOUBLES,
+        solution("import pytest\npytest.exit('done', 0)"),
+        base="pytest",
+        both=True,
+    ),
     Attack(
         5,
         "collect only",
@@ -126,6 +144,7 @@ RUNNERS = [
         DOUBLES,
         solution("import pytest\npytest.skip('none', allow_module_level=True)"),
         base="pytest",
+        both=True,
         tries=True,
     ),
     Attack(
@@ -282,6 +301,11 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize("attack", [*LEAVING, *RUNNERS, *VALUES], ids=lambda attack: attack.id)
+ATTACKS = [
+    replace(attack, same="" if attack.name in MODES_TOO else ONE_PROCESS) for attack in (*LEAVING, *RUNNERS, *VALUES)
+]
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.id)
 async def test_the_verdict_is_honest(arena: Arena, attack: Attack) -> None:
     await arena.fight(attack)

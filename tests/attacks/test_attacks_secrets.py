@@ -57,6 +57,9 @@ def _link(target: str, *through: tuple[str, str]) -> dict[str, object]:
     return {"hostile": made}
 
 
+IN_THE_WORKSPACE = "a link of the workspace is followed, or not, by the verifier, whatever the workspace lies in"
+LINKS_TOO = ("an absolute link", "a link through /proc")
+"""Shown in shared mode, too."""
 LINKS = {
     "an absolute link": _link("/tests/expected.txt"),
     "a relative link": _link("../tests/expected.txt"),
@@ -137,7 +140,14 @@ ATTACKS = [
     Attack(33, "the solution, other tasks, other rollouts", RUNS, MULTIPLIES, solve(READS_HIDDEN), tries=True),
     Attack(35, "command lines", RUNS, MULTIPLIES, solve(SEES_OTHERS), tries=True, toml=ENVIRONMENT),
     *(
-        Attack(34, f"{name}, through the helper", EXPECTS, KNOWS, link["hostile"])  # type: ignore[arg-type] # a function
+        Attack(
+            34,
+            f"{name}, through the helper",
+            EXPECTS,
+            KNOWS,
+            link["hostile"],  # type: ignore[arg-type] # a function
+            same="" if name in LINKS_TOO else IN_THE_WORKSPACE,
+        )
         for name, link in LINKS.items()
     ),
     *(
@@ -149,6 +159,7 @@ ATTACKS = [
             link["hostile"],  # type: ignore[arg-type] # a function
             expected=Expected.FORGED,
             why="a verifier that opens a path of the workspace follows its links: use read_text",
+            same="" if name in LINKS_TOO else IN_THE_WORKSPACE,
         )
         for name, link in LINKS.items()
     ),

@@ -146,7 +146,9 @@ SHARED = (
 """What shows, in shared mode, that it is so."""
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.id)
+FOUGHT = [replace(attack, apart=True, same="" if attack.name in SHARED else SIBLING) for attack in ATTACKS]
+
+
+@pytest.mark.parametrize("attack", FOUGHT, ids=lambda attack: attack.id)
 async def test_a_submission_in_a_sandbox_of_its_own_is_stopped(arena: Arena, attack: Attack) -> None:
-    same = "" if attack.name in SHARED else SIBLING
-    await arena.fight(replace(attack, apart=True, same=same))
+    await arena.fight(attack)

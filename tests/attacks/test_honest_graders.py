@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from attacks.conftest import ARENAS
 from attacks.harness import SOAK, Arena, Attack, Files
 
 OK = "echo 1 > /logs/verifier/reward.txt\n"
@@ -254,6 +255,8 @@ def large_file(folder: Path) -> None:
     [(f"{MANY:,} files", COUNTS, many_files), (f"{LARGE >> 20:,} MiB", HASHES, large_file)],
 )
 async def test_a_large_workspace(arena: Arena, name: str, verifier: str, workspace: Callable[[Path], None]) -> None:
+    if arena.spare and arena.mode == "shared" and arena.provider != ARENAS[0][0]:
+        pytest.skip("a whole filesystem is copied by the same code for every provider; ASSAY_SOAK=1 has both")
     assert await _graded(arena, Grader(name, {"verifier.py": verifier}, workspace, timeout_s=600)) == (1.0, "graded")
 
 

@@ -10,11 +10,13 @@ import tempfile
 import time
 from pathlib import Path
 
+import click
 import pytest
 
-from commands import ASSAY, make_task
+from assay.cli.main import cli
+from commands import ASSAY, inline, make_task
 
-COMMANDS = ["check", "doctor", "init", "lint", "publish", "rootfs", "serve", "verify"]
+COMMANDS = cli.list_commands(click.Context(cli))
 
 
 def test_help_names_every_command() -> None:
@@ -24,9 +26,9 @@ def test_help_names_every_command() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help(command: str) -> None:
-    done = subprocess.run([*ASSAY, command, "--help"], capture_output=True, text=True)
-    assert done.returncode == 0
+def test_every_command_has_help(tmp_path: Path, command: str) -> None:
+    done = inline(command, "--help", state=tmp_path)
+    assert done.code == 0
     assert "Usage: assay" in done.stdout
 
 
@@ -41,9 +43,9 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(("typed", "said"), [("verfy", "Did you mean 'verify'"), ("zzz", "The commands are")])
-def test_a_command_that_does_not_exist(typed: str, said: str) -> None:
-    done = subprocess.run([*ASSAY, typed], capture_output=True, text=True)
-    assert done.returncode == 2
+def test_a_command_that_does_not_exist(tmp_path: Path, typed: str, said: str) -> None:
+    done = inline(typed, state=tmp_path)
+    assert done.code == 2
     assert said in done.stderr
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import assay
+from commands import assay, inline
 from filesystem import make_bash_task, make_filesystem
 
 REWARD = "/logs/verifier/reward.txt"
@@ -46,13 +46,10 @@ def test_a_step_without_a_workspace(tmp_path: Path) -> None:
 
 
 def test_steps_are_shown_to_a_person(tmp_path: Path) -> None:
-    import subprocess
-
-    from commands import ASSAY
-
     (tmp_path / "w" / "clean").mkdir(parents=True)
-    command = [*ASSAY, "verify", EXAMPLES / "price-list", "--workspace", tmp_path / "w", "--state", tmp_path / "state"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    done = inline("verify", EXAMPLES / "price-list", "--workspace", tmp_path / "w", state=tmp_path / "state")
+    assert done.code == 0, done
+    shown = done.stdout
     assert "clean  reward 0" in shown
     assert "total  not reached" in shown
 

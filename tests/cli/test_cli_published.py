@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import ASSAY, assay
+from commands import assay, inline
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 PUBLISHED = [
@@ -29,8 +29,8 @@ GRADED = [
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("published")
     for dataset in {name.partition("/")[0] for name, _ in PUBLISHED}:
-        done = subprocess.run([*ASSAY, "publish", EXAMPLES / dataset, out / dataset], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        done = inline("publish", EXAMPLES / dataset, out / dataset, state=out / "state")
+        assert done.code == 0, done.stderr
     return out
 
 

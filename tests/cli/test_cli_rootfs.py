@@ -17,7 +17,7 @@ import pytest
 from archives import Item, docker, file, folder, hybrid, oci, symlink, tar
 from assay.grading import grade
 from assay.images import import_image, remove_image
-from commands import ASSAY, assay, make_task
+from commands import ASSAY, Ended, assay, inline, make_task
 from interpreters import Python, pythons
 
 SMALL = [folder("usr/bin"), file("usr/bin/sh", "#!", 0o755)]
@@ -26,12 +26,8 @@ PLACE = "opt/python"
 FORMS = {"oci": oci, "docker": docker, "hybrid": hybrid}
 
 
-def run(*arguments: str | Path, state: Path) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [*ASSAY, "rootfs", *arguments], capture_output=True, text=True, env={**os.environ, "ASSAY_STATE": str(state)}
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, done.stdout, done.stderr
+def run(*arguments: str | Path, state: Path) -> Ended:
+    return inline("rootfs", *arguments, state=state)
 
 
 def test_import_list_rm(tmp_path: Path) -> None:
@@ -41,7 +37,7 @@ def test_import_list_rm(tmp_path: Path) -> None:
     assert code == 0
     assert out.startswith("imported org/name:1.0: 1 layer, 5 entries")
     assert "workdir  /srv" in out
-    assert "dropped  1 devices and FIFOs: dev/null" in out
+    assert "dropped  1 device or FIFO: dev/null" in out
     code, out, _ = run("list", "--json", state=state)
     (line,) = out.splitlines()
     image = json.loads(line)
@@ -218,13 +214,8 @@ def test_the_untouched_environment_is_what_the_image_has(tmp_path: Path, importe
     )
     (task / "solution").mkdir()
     (task / "solution" / "solve.sh").write_text('[ "$FROM_IMAGE" = yes ] && echo solved > given.txt\n')
-    done = subprocess.run(
-        [*ASSAY, "check", task, "--repeats", "1", "--json"],
-        capture_output=True,
-        env={**os.environ, "ASSAY_STATE": str(state)},
-    )
-    found = json.loads(done.stdout)
-    assert (done.returncode, found["ok"]) == (0, True), found
+    code, found, _ = assay("check", task, "--repeats", "1", "--json", state=state)
+    assert (code, found["ok"]) == (0, True), found
     assert [look["reward"] for look in found["untouched"]] == [0.25]
     assert [look["reward"] for look in found["solution"]] == [1]
 
@@ -271,13 +262,8 @@ def test_an_image_cannot_show_the_hosts_files(tmp_path: Path, base_with_pytest: 
     )
     (task / "solution").mkdir()
     (task / "solution" / "solve.sh").write_text("mv image.txt solved\n")
-    done = subprocess.run(
-        [*ASSAY, "check", task, "--repeats", "1", "--json"],
-        capture_output=True,
-        env={**os.environ, "ASSAY_STATE": str(state)},
-    )
-    found = json.loads(done.stdout)
-    assert (done.returncode, found["ok"]) == (0, True), found
+    code, found, _ = assay("check", task, "--repeats", "1", "--json", state=state)
+    assert (code, found["ok"]) == (0, True), found
     assert [look["reward"] for look in found["untouched"]] == [0.25]
 
 

@@ -9,15 +9,14 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 from sqlalchemy import Select, func, select
 
+import commands
 from assay.answers import StoreUnusable, schema
-from assay.cli.main import main
 from assay.runs import find_place, read_run
-from commands import ASSAY, assay, make_task
+from commands import ASSAY, Ended, assay, make_task
 
 GRADING = "def verify(workspace):\n    return float((workspace / 'answer.txt').read_text())\n"
 FAST = ["--sandbox", "process", "--no-control"]
@@ -32,36 +31,13 @@ def dataset(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-class Ended(NamedTuple):
-    """What a command came to."""
-
-    code: int
-    stdout: str
-    stderr: str
-
-    @property
-    def record(self) -> Any:
-        """The one object that it printed."""
-        return json.loads(self.stdout)
-
-
 Commands = Callable[..., Ended]
 
 
 @pytest.fixture
-def inline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Commands:
-    """Runs a command in this process, since starting one for each takes a second."""
-    monkeypatch.setenv("ASSAY_STATE", str(tmp_path / "state"))
-
-    def command(*words: str | Path) -> Ended:
-        monkeypatch.setattr("sys.argv", ["assay", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        assert "Traceback" not in printed.err, printed.err
-        return Ended(int(ended.value.code or 0), printed.out, printed.err)
-
-    return command
+def inline(tmp_path: Path) -> Commands:
+    """`commands.inline` with a state folder of the test's own."""
+    return lambda *words: commands.inline(*words, state=tmp_path / "state")
 
 
 @pytest.fixture
@@ -100,11 +76,60 @@ def test_a_row_without_a_reward_ends_with_3_and_is_in_the_report(
     assert done.code == 3
     assert (done.record["masked"], done.record["agent_failed"]) == ({"verifier_error": 1}, {"agent_run_error": 1})
     assert done.record["report"]["masked_by_cause"] == {"unknown": 1}
+    # A row without an answer is not masked, in whatever words.
+    assert "masked 1 (verifier_error 1)  no answer 1 (agent_run_error 1)" in done.stderr
+    exported = inline("export", tmp_path / "run", "--out", tmp_path / "out")
+    assert "1 masked row and 1 row without an answer in" in exported.stdout
+    status = inline("status", tmp_path / "run").stdout.splitlines()
+    assert [line.split()[:3] for line in status if "_error" in line] == [
+        ["masked", "1", "verifier_error"],
+        ["no", "answer", "1"],
+    ]
     assert "two, rollout 0: agent_run_error: the agent's command exited with code 4" in done.stderr
     shown = inline("report", tmp_path / "run").stdout
     assert "none: nothing is graded" in shown
     assert "PARTIAL" in shown
     assert "1 without an answer (agent_run_error 1)" in shown
+
+
+ASKS = "from assay.verifiers import ask_judge\n\n\ndef verify():\n    return ask_judge('is it?') == 'yes'\n"
+"""Masked at once where no judge is given."""
+
+
+@pytest.mark.parametrize(
+    ("command", "verifier", "again", "by"),
+    [
+        ("exit 4", GRADING, "resume", {"resume": "resume"}),
+        ("true", ASKS, "recover", {"recover": "recover", "resume": "recover"}),
+    ],
+    ids=["agents that fail", "a judge that is not there"],
+)
+def test_rows_that_were_tried_too_often_are_never_taken_for_well(
+    tmp_path: Path,
+    dataset: Path,
+    inline: Commands,
+    run: Commands,
+    command: str,
+    verifier: str,
+    again: str,
+    by: dict[str, str],
+) -> None:
+    (dataset / "two").rename(tmp_path / "two")
+    (dataset / "one" / "tests" / "verifier.py").write_text(verifier)
+    folder = tmp_path / "run"
+    assert run("--agent", "command", "--command", command).record["exhausted"] == {}
+    assert inline(again, folder, "--json", "--attempts", "2").record["exhausted"] == {again: 1}
+    for name, taker in by.items():
+        done = inline(name, folder, "--attempts", "2", "--json")
+        assert (done.code, done.record["todo"], done.record["exhausted"]) == (3, 0, {taker: 1})
+        told = " ".join(done.stderr.split())
+        assert (
+            f"1 row was tried as often as --attempts allows, and not again: `assay {taker} {folder} --attempts N`"
+            in told
+        )
+    done = inline(again, folder, "--json")
+    assert (done.code, done.record["todo"], done.record["done"]) == (3, 1, 1)
+    assert "a greater N allows more" in inline("status", folder).stdout
 
 
 def test_regrade_prints_what_changed(tmp_path: Path, dataset: Path, inline: Commands, run: Commands) -> None:

@@ -30,7 +30,7 @@ def tally_of(**counts: int) -> Tally:
         ({}, "graded 0"),
         ({"graded": 4}, "graded 4  mean 0.5  "),
         ({"graded": 2, "masked": 2}, "graded 2  masked 2 (judge_failed 2)  mean 0.5  "),
-        ({"masked": 5}, "graded 0  masked 5 (judge_failed 2, b 1, c 1, 1 more kinds)  "),
+        ({"masked": 5}, "graded 0  masked 5 (judge_failed 2, b 1, c 1, 1 more kind)  "),
     ],
 )
 def test_counts_in_words(counts: dict[str, int], expected: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +26,14 @@ def assay_as_user(*arguments: str | Path) -> tuple[int, dict[str, Any], str]:
 
 
 @pytest.fixture
-def open_path(tmp_path: Path) -> Path:
-    """A folder that an ordinary user can reach: pytest's own are closed to others."""
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.owner() == Path.home().owner() and folder.stat().st_mode & 0o001 == 0:
-            folder.chmod(folder.stat().st_mode | 0o055)
-        if folder.name.startswith("pytest-of-"):
-            break
-    (tmp_path / "w").mkdir()
-    (tmp_path / "w" / "answer.txt").write_text("42\n")
-    return tmp_path
+def open_path() -> Iterator[Path]:
+    """A folder that an ordinary user can reach: pytest's own are closed to others, and closed again by every session."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "w").mkdir()
+        (folder / "w" / "answer.txt").write_text("42\n")
+        yield folder
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in NAMES], ids=lambda case: case.name)

@@ -13,7 +13,7 @@ from assay.client import JudgeError, judges_of
 from assay.client.testing import Answer, Exchange, ScriptedVerifier, faults
 from assay.grading import NoSuchJudge
 from assay.tasks import Judge, load_task
-from commands import assay, make_task
+from commands import apart, assay, make_task
 
 VERIFIER = """
 import json
@@ -49,9 +49,10 @@ async def test_the_command_line(tmp_path: Path, command: str) -> None:
     (tmp_path / "workspace").mkdir()
     async with ScriptedVerifier([faults.cut_head(), *[endpoint.says()] * 9]) as server:
         more = ["--workspace", tmp_path / "workspace", "--no-control"] if command == "verify" else ["--repeats", "1"]
-        code, printed, _ = await asyncio.to_thread(
-            assay, command, task, *more, "--json", "--judge", f"default={server.url}/v1", state=tmp_path / "state"
+        done = await asyncio.to_thread(
+            apart, command, task, *more, "--json", "--judge", f"default={server.url}/v1", state=tmp_path / "state"
         )
+    code, printed = done.code, done.record
     assert {post.path for post in server.posts} == {"/v1/chat/completions"}
     assert endpoint.bodies[0] == {
         "messages": [{"role": "user", "content": "Is 4 right?"}],

@@ -7,10 +7,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from assay.client import Reply, ServerClient, StatusError, may_be_delivered
+from assay.client import JudgeEndpoint, Reply, ServerClient, StatusError, may_be_delivered
 from assay.client.delivery import mark_delivery
 from assay.client.server_client import _kept_alive
 from assay.client.testing import ScriptedVerifier, faults, refusing, silent
+from assay.runs import AgentSettings
 from jumping import run
 
 
@@ -207,16 +208,49 @@ async def test_more_than_a_megabyte_each_way() -> None:
 
 
 async def test_wrong_use_is_said() -> None:
-    client = ServerClient({"verifier": "http://127.0.0.1:1", "bad": "verifier:80"})
+    client = ServerClient({"verifier": "http://127.0.0.1:1", "bad": "http://host:port"})
     with pytest.raises(RuntimeError, match="async with"):
         await client.post("verifier", "/verify", json={})
     async with client:
         with pytest.raises(KeyError, match="no server is named 'judge'; there are bad, verifier"):
             await client.get("judge", "/")
-        with pytest.raises(aiohttp.NonHttpUrlClientError):
+        with pytest.raises(aiohttp.InvalidURL):
             await client.get("bad", "/")
         with pytest.raises(ValueError, match="not JSON compliant"):
             await client.post("verifier", "/verify", json={"reward": float("nan")})
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("127.0.0.1:8080", "http://127.0.0.1:8080"),
+        ("verifier:80/v1", "http://verifier:80/v1"),
+        ("localhost", "http://localhost"),
+        ("//host:1", "http://host:1"),
+        ("http:host", "http://host"),
+        ("http:/host:1", "http://host:1"),
+        ("https:///host", "https://host"),
+        ("[::1]:8080", "http://[::1]:8080"),
+        ("ftp://host", None),
+        ("", None),
+        ("http://", None),
+        ("https:///", None),
+        ("two words", None),
+    ],
+)
+def test_what_is_no_url_is_refused_with_the_one_that_was_meant(given: str, meant: str | None) -> None:
+    """Wherever one is given: to the client, to a judge, to the agent that is a model, by name or in a name's place."""
+    for make in (
+        lambda: ServerClient({"verifier": "http://ok", "other": given}),
+        lambda: JudgeEndpoint(given),
+        lambda: AgentSettings("model", model="m", base_url=given or " "),
+    ):
+        with pytest.raises(ValueError, match="must be a URL that begins with http:// or https://") as caught:
+            make()
+        assert str(caught.value).endswith(f"did you mean {meant!r}?") == (meant is not None)
+    with pytest.raises(ValueError, match="give URLs by name") as caught:
+        ServerClient(given)  # type: ignore[arg-type] # the mistake
+    assert f'{{"verifier": "{meant or given}"}}' in str(caught.value)
 
 
 def test_a_connection_is_kept_alive() -> None:

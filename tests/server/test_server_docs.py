@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from assay.cli.serve import command
+from assay.server.app import Application
+from assay.server.page import HEADERS, page_of
 from serving import served
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,6 +66,47 @@ def test_the_commands_do_what_the_page_says(shell: list[str]) -> None:
     assert json.loads(kept[0]) == json.loads(graded[0])["verdict"]
 
 
+async def test_the_page_of_routes_needs_no_network(dataset: Path, tmp_path: Path) -> None:
+    """Every operation and schema is on it, and neither it nor any other page of the server asks for something elsewhere."""
+    async with served(dataset, state=tmp_path / "state") as server:
+        document = (await server.ask("GET", "/openapi.json")).json()
+        replies = {
+            path: await server.ask("GET", path)
+            for path in {route.path for route in Application(server.server.service).routes.routes}
+        }
+    pages = {
+        path: reply for path, reply in replies.items() if reply.headers.get("Content-Type", "").startswith("text/html")
+    }
+    assert set(pages) == {"/docs"}
+    page = pages["/docs"]
+    assert (page.status, page.headers["Content-Security-Policy"]) == (200, HEADERS["Content-Security-Policy"])
+    text = page.body.decode()
+    assert (
+        re.findall(
+            r"<(?:script|link|img|iframe|base|object|embed)\b|url\(|@import|(?:src|href)=[\"']?(?:\w+:|//)", text
+        )
+        == []
+    )
+    shown = html.unescape(text)
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            assert f"{method.upper()} {path}" in shown
+            assert all(one["name"] in shown for one in operation.get("parameters", ()))
+    assert all(f'id="{name}"' in text for name in document["components"]["schemas"])
+
+
+def test_what_a_document_says_is_text_on_its_page() -> None:
+    operation = {"summary": "<b>", "description": "<i>", "responses": {"200": {"description": "<u>"}}}
+    document = {
+        "info": {"title": "<t>", "version": "1"},
+        "paths": {"/<p>": {"get": operation}},
+        "components": {"schemas": {"<s>": {"description": "<q>"}}},
+    }
+    page = page_of(document)
+    assert [tag for tag in ("<b>", "<i>", "<u>", "<t>", "/<p>", "<s>", "<q>") if tag in page] == []
+    assert "GET /&lt;p&gt;" in page
+
+
 async def test_every_route_metric_and_flag_is_on_the_page(dataset: Path, tmp_path: Path) -> None:
     async with served(dataset, state=tmp_path / "state") as server:
         routes = (await server.ask("GET", "/openapi.json")).json()["paths"]
@@ -72,7 +116,10 @@ async def test_every_route_metric_and_flag_is_on_the_page(dataset: Path, tmp_pat
     names = set(re.findall(r"^# TYPE (\w+) ", metrics, re.MULTILINE))
     missing |= {name for name in names if name not in PAGE and not name.endswith("_created")}
     options = [
-        option for one in command.params for option in one.opts if option.startswith(("--max-", "--queue", "--grace"))
+        option
+        for one in command.params
+        for option in one.opts
+        if option.startswith(("--max-", "--queue", "--grace", "--no-"))
     ]
     missing |= {option for option in options if f"`{option}" not in PAGE}
     assert missing == set()

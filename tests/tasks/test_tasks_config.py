@@ -189,6 +189,11 @@ def test_defaults_are_those_of_the_reference() -> None:
             'task.toml: [[steps]] #1 min_reward must be a number, or a table of numbers by reward key, got "high"',
         ),
         (
+            "[assay.judges.default]\nbase_url = '127.0.0.1:8000/v1'",
+            "task.toml: [assay.judges.default] base_url must be a URL that begins with http:// or https://, "
+            'got "127.0.0.1:8000/v1"',
+        ),
+        (
             "[assay]\nreward_range = [1, 0]",
             "task.toml: [assay] reward_range must be two finite numbers, the lower one first, such as [0.0, 1.0], got [1, 0]",
         ),

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from assay.verifiers import imports
+
 PLANTED = "raise SystemExit('planted')\n"
 TAKES_STANDARD = (
     "import json, csv, asyncio, inspect, decimal\n"
@@ -346,3 +348,40 @@ def test_byte_code_helper_makes_what_the_interpreter_imports(tmp_path: Path) -> 
         [sys.executable, "-c", "import n; print(n.VALUE)"], cwd=tmp_path, capture_output=True, check=True
     )
     assert json.loads(shown.stdout) == 2
+
+
+def test_a_real_path_is_what_the_library_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder (deleted)" / "in").mkdir(parents=True)
+    (tmp_path / "file").write_text("")
+    for name, target in (
+        ("link", "folder (deleted)/in"),
+        ("chain", "link"),
+        ("lost", "nowhere/at/all"),
+        ("loop", "loop"),
+    ):
+        (tmp_path / name).symlink_to(target)
+    (tmp_path / "closed").mkdir(0o000)
+    monkeypatch.chdir(tmp_path)
+    names = [
+        ".",
+        "..",
+        "file",
+        "file/",
+        "link",
+        "chain",
+        "chain/../x",
+        "lost",
+        "loop",
+        "closed",
+        "folder (deleted)",
+        "",
+        "none",
+    ]
+    for path in [*names, *(str(tmp_path / name) for name in names), "/", "/proc/self/fd/0", "a\0b"]:
+        try:
+            expected = os.path.realpath(path)
+        except ValueError:
+            with pytest.raises(ValueError, match="null"):
+                imports.real_path(path)
+            continue
+        assert imports.real_path(path) == expected, path

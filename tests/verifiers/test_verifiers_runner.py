@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import functools
 import numbers
+import os
+import subprocess
 import sys
 from array import array
 from decimal import Decimal
@@ -261,6 +264,44 @@ def test_a_broken_stream_at_the_end_is_no_error(capfd: pytest.CaptureFixture[str
 
     delivery.last_words(Broken(), None, set(), ["assay: told all the same"])  # type: ignore[arg-type] # a broken stream
     assert capfd.readouterr().err == "assay: told all the same\n"
+
+
+ENDS = """\
+import fcntl, os, sys
+from assay.verifiers import delivery
+end = int(sys.argv[1])
+sys.stdout.write("x" * 5000)
+import _thread
+started = []
+start = _thread.start_new_thread
+_thread.start_new_thread = lambda *given: started.append(given) or start(*given)
+delivery.last_words(sys.stderr, None, set(), [])
+os.write(end, b"%d" % len(started))
+delivery.leave(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("size", "full", "threads"),
+    [(1 << 18, False, b"0"), (1 << 16, False, b"1"), (1 << 18, True, b"1")],
+    ids=["room", "a small pipe", "a full pipe"],
+)
+def test_nothing_waits_for_who_has_stopped_to_read(size: int, full: bool, threads: bytes) -> None:
+    (read, write), (heard, said) = os.pipe(), os.pipe()
+    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, size)
+    if full:
+        os.write(write, b"y" * size)
+    with subprocess.Popen(
+        [sys.executable, "-I", "-c", ENDS, str(said)], stdout=write, stderr=write, pass_fds=[said]
+    ) as ends:
+        os.close(said)
+        os.close(write)
+        assert os.read(heard, 9) == threads
+    assert ends.returncode == 0
+    content = os.read(read, size)
+    assert content.count(b"x") == (0 if full else 5000)
+    os.close(read)
+    os.close(heard)
 
 
 def test_main_in_this_process(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:

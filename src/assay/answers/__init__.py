@@ -7,6 +7,7 @@ answer with `find_answer`, `find_trajectory`, `verdicts_of` and `attempts_at`, a
 """
 
 from .choice import FIELDS, Choice, choice_of
+from .chosen import require_tasks
 from .claims import Need
 from .database import Database, open_database
 from .faults import StoreUnusable
@@ -77,6 +78,7 @@ __all__ = [
     "open_database",
     "open_store",
     "outcomes",
+    "require_tasks",
     "rewards_by_task",
     "totals",
     "verdicts_of",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .inputs import Place
-from .output import console, print_json, printable
+from .output import console, counted, print_json, printable
 from .runplace import choice_from, choice_options, json_option, reading
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def command(run_a: Path, run_b: Path, task: str | None, where: tuple[str, ...], 
         print_json({"summary": comparison.to_dict()})
         return 0
     if shown > _SHOWN:
-        out.print(f"… and {shown - _SHOWN} more rows (--json prints all)", markup=False)
+        out.print(f"… and {counted(shown - _SHOWN, 'more row')} (--json prints all)", markup=False)
     _print(comparison)
     return 0
 
@@ -57,7 +57,7 @@ def _print(found: Comparison) -> None:
     if found.mean_a is not None and found.mean_b is not None and found.delta is not None:
         interval = f"  [{found.interval[0]:+.4f}, {found.interval[1]:+.4f}]  95 %" if found.interval is not None else ""
         out.print(
-            f"means over the {found.common} rows graded in both: {found.mean_a:.4f}  →  {found.mean_b:.4f}",
+            f"means over {counted(found.common, 'row')} graded in both: {found.mean_a:.4f}  →  {found.mean_b:.4f}",
             markup=False,
         )
         out.print(f"difference {found.delta:+.4f}{interval}", markup=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from .inputs import Place
-from .output import print_json
+from .output import counted, print_json
 from .runplace import choice_from, choice_options, json_option, place_options, reading
 
 
@@ -19,7 +19,8 @@ from .runplace import choice_from, choice_options, json_option, place_options, r
 def command(
     run: Path, store: str | None, out: Path | None, task: str | None, where: tuple[str, ...], as_json: bool
 ) -> int:
-    """Write RUN as rollouts.jsonl (graded rows) and rollouts_failures.jsonl (masked ones), each whole or not at all."""
+    """Write RUN as rollouts.jsonl (graded rows) and rollouts_failures.jsonl (masked rows, and those without
+    an answer), each whole or not at all."""
     from assay.runs import export
 
     choice = choice_from(task, where)
@@ -28,11 +29,12 @@ def command(
     if as_json:
         print_json(written.to_dict())
         return 0
-    click.echo(f"{written.graded} graded rows in {written.rows}")
-    failed = f", {written.agent_failed} without an answer among them" if written.agent_failed else ""
-    click.echo(f"{written.masked + written.agent_failed} masked rows in {written.failures}{failed}")
+    click.echo(f"{counted(written.graded, 'graded row')} in {written.rows}")
+    failed = f" and {counted(written.agent_failed, 'row')} without an answer" if written.agent_failed else ""
+    click.echo(f"{counted(written.masked, 'masked row')}{failed} in {written.failures}")
     if written.ungraded or written.missing:
         click.echo(
-            f"in neither: {written.ungraded} answers without a verdict, {written.missing} rows not worked on yet"
+            f"in neither: {counted(written.ungraded, 'answer')} without a verdict, "
+            f"{counted(written.missing, 'row')} not worked on yet"
         )
     return 0

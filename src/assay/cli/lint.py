@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from .inputs import Place
-from .output import console, print_json, printable
+from .output import console, counted, print_json, printable
 
 
 @click.command(name="lint")
@@ -35,5 +35,5 @@ def command(task_or_dataset: Path, as_json: bool) -> int:
             out.print(f"{printable(where)}: ", end="", markup=False)
             out.print(finding.level, style="red" if finding.level == "error" else "yellow", end="")
             out.print(f" [{finding.code}] {printable(finding.message)}", markup=False)
-        out.print(f"{errors} errors, {len(findings) - errors} warnings")
+        out.print(f"{counted(errors, 'error')}, {counted(len(findings) - errors, 'warning')}")
     return 3 if errors else 0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .output import printable
+from .output import counted, printable
 
 if TYPE_CHECKING:
     from assay.runs import Happened, Tally
@@ -69,13 +69,13 @@ def live(clock: Callable[[], float] = time.monotonic) -> Iterator[Live]:
 
 
 def in_words(tally: Tally) -> str:
-    """Graded, masked by kind, running mean, rate, time left."""
+    """Graded, masked and without an answer by kind, running mean, rate, time left."""
     parts = [f"graded {tally.graded}"]
-    masked = tally.masked + tally.agent_failed
-    if masked:
-        kinds = [f"{kind} {number}" for kind, number in masked.most_common(_KINDS_MAX)]
-        more = [f"{len(masked) - _KINDS_MAX} more kinds"] if len(masked) > _KINDS_MAX else []
-        parts.append(f"masked {masked.total()} ({', '.join([*kinds, *more])})")
+    for what, kinds in (("masked", tally.masked), ("no answer", tally.agent_failed)):
+        if kinds:
+            shown = [f"{kind} {number}" for kind, number in kinds.most_common(_KINDS_MAX)]
+            more = [counted(len(kinds) - _KINDS_MAX, "more kind")] if len(kinds) > _KINDS_MAX else []
+            parts.append(f"{what} {kinds.total()} ({', '.join([*shown, *more])})")
     if tally.skipped:
         parts.append(f"skipped {tally.skipped.total()}")
     if tally.mean is not None:

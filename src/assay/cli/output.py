@@ -34,6 +34,11 @@ _NEXT = {
 _TEACH_THEMSELVES = ("assay:guarantee_unmet", "assay:image_missing")
 
 
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """A number and what is counted, as it is said of one and of many: "1 row", "2 rows". `many`: where an s does not make it."""
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
 def print_json(value: Mapping[str, Any]) -> None:
     """One JSON object on a line of stdout."""
     click.echo(json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace"))

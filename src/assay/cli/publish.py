@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from .inputs import Place
+from .output import counted
 
 
 @click.command(name="publish")
@@ -25,4 +26,4 @@ def command(dataset: Path, out: Path) -> None:
         raise click.UsageError(refused.reason) from None
     except OSError as error:
         raise click.UsageError(f"{error.filename or out}: {error.strerror}") from None
-    click.echo(f"wrote {len(report.tasks)} tasks to {out}")
+    click.echo(f"wrote {counted(len(report.tasks), 'task')} to {out}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .inputs import Place
-from .output import console, printable
+from .output import console, counted, printable
 from .runplace import choice_from, choice_options, json_option, place_options, told_plainly, work_options
 from .working import work_on
 
@@ -89,17 +89,18 @@ def _print_changes(opened: OpenRun, done: Done) -> None:
     if shown:
         out.print(table)
     if shown > _ROWS_SHOWN:
-        out.print(f"… and {shown - _ROWS_SHOWN} more rows (--json prints all)", markup=False)
-    counted = ", ".join(f"{kind} {number}" for kind, number in found.counts.items())
-    out.print(f"changes: {counted or 'none: there was nothing to verify'}", markup=False)
+        out.print(f"… and {counted(shown - _ROWS_SHOWN, 'more row')} (--json prints all)", markup=False)
+    kinds = ", ".join(f"{kind} {number}" for kind, number in found.counts.items())
+    out.print(f"changes: {kinds or 'none: there was nothing to verify'}", markup=False)
     for label, counts in (("graded now by", found.verifiers), ("before by", found.verifiers_before)):
         for digest, rows in counts.most_common(5):
-            out.print(f"  {label:14}{digest[:19]}  {rows} rows", markup=False)
+            out.print(f"  {label:14}{digest[:19]}  {counted(rows, 'row')}", markup=False)
         if len(counts) > 5:
-            out.print(f"  {'':14}and {len(counts) - 5} verifiers more", markup=False)
+            out.print(f"  {'':14}and {counted(len(counts) - 5, 'more verifier')}", markup=False)
     if found.kept_back:
         out.print(
-            f"  {found.kept_back} failed verdicts are kept, but a graded one of the same verifier stays current",
+            f"  {counted(found.kept_back, 'failed verdict is', 'failed verdicts are')} kept, but a graded one of the same "
+            "verifier stays current",
             markup=False,
         )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .output import console, print_json, printable
+from .output import console, counted, print_json, printable
 from .running import T, run_blocking
 
 if TYPE_CHECKING:
@@ -108,14 +108,14 @@ def _print_import(image: ImportedImage, as_json: bool) -> None:
     if as_json:
         print_json(_record(image))
         return
-    layers = len(image.layers)
-    what = f"{layers} layer{'s' * (layers != 1)}" if layers else "a plain root filesystem"
-    click.echo(f"imported {image.name}: {what}, {image.entries:,} entries, {image.bytes / 1e6:,.1f} MB")
+    what = counted(len(image.layers), "layer") if image.layers else "a plain root filesystem"
+    entries = counted(image.entries, "entry", "entries")
+    click.echo(f"imported {image.name}: {what}, {entries}, {image.bytes / 1e6:,.1f} MB")
     click.echo(f"  folder   {printable(str(image.folder))}")
     click.echo(f"  workdir  {printable(image.workdir) if image.workdir else '/app (the image names none)'}")
     if image.dropped_count:
         shown = ", ".join(image.dropped[:5]) + (", …" if image.dropped_count > 5 else "")
-        click.echo(f"  dropped  {image.dropped_count} devices and FIFOs: {shown}")
+        click.echo(f"  dropped  {counted(image.dropped_count, 'device or FIFO', 'devices and FIFOs')}: {shown}")
 
 
 def _print_list(images: tuple[ImportedImage, ...], as_json: bool) -> None:

@@ -75,6 +75,7 @@ def command(
 
     Ctrl-C leaves a run that `assay resume` goes on with. Exit code 3 when a row ended without a reward.
     """
+    from assay.grading import state_dir
     from assay.runs import AgentSettings, GradingSettings, RunSettings, collect, load_catalogue, make_place
 
     with told_plainly():
@@ -90,8 +91,8 @@ def command(
             agent_timeout,
         )
         settings = RunSettings(absolute(dataset), wanted, grading_from(GradingSettings(), values), rollouts)
-        # Before anything is made: a dataset that is none leaves no run behind.
-        load_catalogue(settings.dataset)
+        # Before anything is made: a dataset or root filesystem that is none leaves no run behind.
+        load_catalogue(settings.dataset).require_rootfs(settings.grading.rootfs, state_dir(values["state"]))
         place = make_place(out, store=store, snapshots=snapshots)
     return work_on(
         place,

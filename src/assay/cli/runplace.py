@@ -55,6 +55,11 @@ def work_options(function: Function) -> Function:
             default=None,
             help="Whether repeats, untouched environments and solutions are run for evidence.",
         ),
+        click.option(
+            "--warm/--no-warm",
+            default=None,
+            help="Whether Python verifiers run in forks of an interpreter that waits, where the sandbox has one.",
+        ),
         judge_option,
         click.option("--state", type=Place(), metavar="DIR", help="Where evidence and images are kept."),
     )
@@ -93,6 +98,7 @@ def grading_from(before: GradingSettings, values: dict[str, Any]) -> GradingSett
         "network": values["network"],
         "timeout_s": values["timeout"],
         "control": values["control"],
+        "warm": values["warm"],
     }
     return replace(before, judges=judges, **{name: value for name, value in given.items() if value is not None})
 
@@ -100,26 +106,29 @@ def grading_from(before: GradingSettings, values: dict[str, Any]) -> GradingSett
 @contextmanager
 def told_plainly() -> Iterator[None]:
     """What is wrong with a run, or with what was given, is told as wrong usage: exit code 2."""
+    from assay.failures import FailureEvent
     from assay.grading import WrongArgument
 
     try:
         yield
     except WrongArgument as error:
         raise click.UsageError(str(error)) from None
+    except FailureEvent as failure:
+        from assay.tasks import TaskInvalid
+
+        if isinstance(failure, TaskInvalid):
+            # Wrong is the dataset, not how the command was given.
+            raise
+        raise click.UsageError(failure.reason) from None
 
 
 @contextmanager
 def reading(run: Path, store: str | None) -> Iterator[Database]:
     """The rows of a run, to be read."""
-    from assay.failures import FailureEvent
     from assay.runs import find_place, read_run
 
-    with told_plainly():
-        try:
-            with read_run(find_place(run, store=store)) as opened:
-                yield opened.database
-        except FailureEvent as failure:
-            raise click.UsageError(failure.reason) from None
+    with told_plainly(), read_run(find_place(run, store=store)) as opened:
+        yield opened.database
 
 
 def _all(function: Function, *options: Callable[[Function], Function]) -> Function:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from .inputs import Place, judge_option
-from .output import print_json
+from .output import counted, print_json
+from .runplace import told_plainly
 
 if TYPE_CHECKING:
     from assay.server.catalogue import Catalogue
@@ -64,6 +65,7 @@ def _seconds(name: str, default: float, what: str) -> Callable[[F], F]:
     "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="S", help="In place of the tasks' own limits."
 )
 @click.option("--no-control", is_flag=True, help="Run no repeat, untouched environment or solution for evidence.")
+@click.option("--no-warm", is_flag=True, help="Start an interpreter anew for each Python verifier.")
 @click.option("--state", type=Place(), metavar="DIR", help="Where evidence, images, keys and verdicts are kept.")
 @click.option(
     "--keys", type=Place(), metavar="FILE", help="Where keys and verdicts are kept (default: in the state folder)."
@@ -90,6 +92,7 @@ def command(
     judges: tuple[tuple[str, str], ...],
     timeout: float | None,
     no_control: bool,
+    no_warm: bool,
     state: Path | None,
     keys: Path | None,
     queue: int,
@@ -110,7 +113,6 @@ def command(
     import dataclasses
     import logging
 
-    from assay.grading import WrongArgument
     from assay.sandbox import get_provider
     from assay.server import Limits, SandboxGrader, Settings, serve
 
@@ -129,7 +131,7 @@ def command(
         port=port,
         grace_s=grace,
         tokens=_tokens(token_file),
-        grader=SandboxGrader(provider, rootfs, network, timeout, not no_control, state, dict(judges)),
+        grader=SandboxGrader(provider, rootfs, network, timeout, not no_control, state, dict(judges), warm=not no_warm),
         network=network,
         state=state,
         keys=keys,
@@ -142,14 +144,14 @@ def command(
         if as_json:
             print_json({"url": url, "tasks": len(catalogue.ids), "reverify_mode": catalogue.reverify_mode})
             return
-        click.echo(f"{len(catalogue.ids)} tasks ({catalogue.reverify_mode}) on {url}, its routes at {url}/docs")
+        click.echo(
+            f"{counted(len(catalogue.ids), 'task')} ({catalogue.reverify_mode}) on {url}, its routes at {url}/docs"
+        )
         for invalid in catalogue.invalid:
             click.echo(f"left out: {'; '.join(invalid.problems)}", err=True)
 
-    try:
+    with told_plainly():
         asyncio.run(serve(settings, ready=ready))
-    except WrongArgument as error:
-        raise click.UsageError(str(error)) from None
     return 0
 
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import click
 
-from .output import console, print_json
+from .output import console, counted, print_json
 from .runplace import json_option, place_options, reading
 
 _MEANS = {
     "missing": "no answer yet: `assay resume`",
     "scored": "graded",
     "recoverable": "an answer that can be verified: `assay resume`, `assay recover`",
-    "exhausted": "tried as often as it may be: --attempts N allows more",
-    "terminal": "masked for good: `assay regrade`, when the verifier is mended",
+    "exhausted": "tried as often as --attempts allowed: a greater N allows more",
+    "terminal": "no further try settles it: `assay regrade`, when the verifier is mended",
 }
 
 
@@ -27,32 +27,33 @@ def command(run: Path, store: str | None, as_json: bool) -> int:
     from assay.runs import masked_by_kind
 
     with reading(run, store) as database:
-        counted = totals(database)
-    masked = masked_by_kind(counted)
+        found = totals(database)
+    masked = masked_by_kind(found)
     if as_json:
         print_json(
             {
-                "states": dict(counted.states),
+                "states": dict(found.states),
                 "masked": masked,
-                "unanswered": dict(counted.unanswered_kinds),
-                "planned": counted.planned,
-                "answered": counted.answered,
-                "graded": counted.graded,
-                "mean": counted.mean,
-                "held": counted.held,
+                "unanswered": dict(found.unanswered_kinds),
+                "planned": found.planned,
+                "answered": found.answered,
+                "graded": found.graded,
+                "mean": found.mean,
+                "held": found.held,
             }
         )
         return 0
     out = console()
-    for state, rows in counted.states.items():
+    for state, rows in found.states.items():
         if rows:
             out.print(f"{state:12} {rows:>8}   {_MEANS[state]}", markup=False)
     for kind, rows in masked.items():
         out.print(f"  masked     {rows:>8}   {kind}", markup=False)
-    for kind, rows in counted.unanswered_kinds.items():
+    for kind, rows in found.unanswered_kinds.items():
         out.print(f"  no answer  {rows:>8}   {kind}", markup=False)
-    if counted.held:
-        out.print(f"{counted.held} of {counted.planned} are being worked on, or were until not long ago", markup=False)
-    if not counted.planned:
+    if found.held:
+        one, many = "row is being worked on, or was", "rows are being worked on, or were"
+        out.print(f"{counted(found.held, one, many)} until not long ago", markup=False)
+    if not found.planned:
         out.print("nothing is planned: the run was stopped before it began; give the `assay run` command again")
     return 0

@@ -22,7 +22,7 @@ from assay.client.backoff import retry_wait_s
 from assay.client.delivery import is_lost_in_transport
 from assay.client.operation import running
 from assay.client.reply import Reply, StatusError
-from assay.client.server_client import CONNECT_S, ServerClient
+from assay.client.server_client import CONNECT_S, ServerClient, require_url
 from assay.failures import FailureEvent
 from assay.failures.event import describe_error
 from assay.failures.kinds import JUDGE_FAILED, JUDGE_UNPARSEABLE
@@ -51,6 +51,10 @@ class JudgeEndpoint:
     """Of one reply, for requests that say nothing else."""
     timeout_s: float = 300.0
     """For one attempt."""
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` for a base URL that is none."""
+        require_url("base_url", self.base_url)
 
 
 @dataclass(frozen=True, slots=True)

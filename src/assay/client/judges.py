@@ -51,7 +51,10 @@ def _endpoint(name: str, settings: Judge, url: str | None) -> JudgeEndpoint:
         if not key:
             raise _unusable(f"[assay.judges.{name}] takes its key from ${settings.api_key_env}, which is not set here")
     limits = {} if settings.timeout_sec is None else {"timeout_s": float(settings.timeout_sec)}
-    return JudgeEndpoint(base_url, settings.model, key, settings.max_tokens, **limits)
+    try:
+        return JudgeEndpoint(base_url, settings.model, key, settings.max_tokens, **limits)
+    except ValueError as error:
+        raise _unusable(f"[assay.judges.{name}] {error}") from None
 
 
 def _unusable(reason: str) -> JudgeError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json as _json
+import re
 import socket
 from collections.abc import Mapping
 from types import SimpleNamespace, TracebackType
@@ -40,6 +41,26 @@ _PROBE_EVERY_S: Final = 10
 _PROBES: Final = 6
 
 
+_SCHEMES: Final = ("http://", "https://")
+
+
+def require_url(what: str, url: str) -> None:
+    """Raises `ValueError`, with the URL that was probably meant, for a text that is no base URL. `what` says whose it is."""
+    if not url.startswith(_SCHEMES) or not url.partition("://")[2].partition("/")[0].strip():
+        meant = _meant(url)
+        guess = f"; did you mean {meant!r}?" if meant is not None else ""
+        raise ValueError(f"{what} must be a URL that begins with http:// or https://, got {url!r}{guess}")
+
+
+def _meant(url: str) -> str | None:
+    if "://" in url and not url.startswith(_SCHEMES):
+        return None
+    host = re.sub(r"^(?:https?:)?/*", "", url)
+    if not host or any(character.isspace() for character in host):
+        return None
+    return f"{'https' if url.startswith('https:') else 'http'}://{host}"
+
+
 class ServerClient:
     """Requests to servers by name. An async context manager; requests are made inside its block.
 
@@ -56,7 +77,14 @@ class ServerClient:
         read_s: float = READ_S,
         total_s: float | None = None,
     ) -> None:
-        """Nothing is opened yet. `total_s` sets the limit of a whole request itself, in seconds."""
+        """Nothing is opened yet. `total_s` sets the limit of a whole request itself, in seconds.
+
+        Raises `ValueError` for a URL that does not begin with `http://` or `https://`, or a URL in the mapping's place.
+        """
+        if isinstance(servers, str):
+            raise ValueError(f'servers: give URLs by name, such as {{"verifier": "{_meant(servers) or servers}"}}')  # noqa: TRY004 - what all wrong values raise
+        for name, url in servers.items():
+            require_url(f"servers: {name!r}", url)
         self._servers = {name: url.rstrip("/") for name, url in servers.items()}
         self._headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
         total = connect_s + read_s + UPLOAD_S if total_s is None else total_s
@@ -97,9 +125,8 @@ class ServerClient:
 
         Raises an error of aiohttp's, or `TimeoutError`, when the reply was lost or the request never arrived, marked with
         the evidence which of the two it was (`may_be_delivered`); `ClientPayloadError` for a reply that is no HTTP, and for
-        JSON that was cut where no length could tell. `KeyError` for a name without a URL, aiohttp's `InvalidURL` for a URL
-        that is none, `ValueError` for what is no JSON. `headers` go along; a session cookie
-        for one, since the client itself keeps none.
+        JSON that was cut where no length could tell. `KeyError` for a name without a URL, `ValueError` for what is no JSON
+        and for a host that is none. `headers` go along; a session cookie for one, since the client itself keeps none.
         """
         body = _json.dumps(json, allow_nan=False, separators=(",", ":")).encode()
         sent = {"Content-Type": "application/json", **(headers or {})}

@@ -126,7 +126,7 @@ class Verification:
     def _learn(self, settled: Settled) -> None:
         """An answer above the floor proves the verifier for the answers that come after it."""
         above = settled.reward is not None and settled.failure is None and settled.proven
-        if above and self._store.known(self._key).proven_by is None:
+        if above and not self._evidence.proven_before and self._store.known(self._key).proven_by is None:
             self._store.update(self._key, lambda known: replace(known, proven_by=known.proven_by or self._verdict_id))
 
     def verdict(self, settled: Settled, dropped: Sequence[Found], began: float, base: str) -> Verdict:

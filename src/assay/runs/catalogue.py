@@ -11,6 +11,7 @@ from assay.answers import Identity
 from assay.failures import FailureEvent
 from assay.failures.kinds import TASK_INVALID
 from assay.grading import WrongArgument
+from assay.grading.bases import find_base
 from assay.tasks import InvalidTask, Task, VerifierSource, load_dataset
 from assay.tasks.rows import ROWS_FILE
 
@@ -34,6 +35,12 @@ class Catalogue:
             return self.tasks[task_id]
         problems = self.invalid[task_id].problems if task_id in self.invalid else ("it is not in the dataset any more",)
         raise FailureEvent(TASK_INVALID, f"{task_id}: {'; '.join(problems)}", stage="admission")
+
+    def require_rootfs(self, rootfs: str | None, state: Path) -> None:
+        """Raises `FailureEvent`, `assay:image_missing`, for a root filesystem that is not there: it would fail all rows."""
+        task = next(iter(self.tasks.values()), None)
+        if rootfs is not None and task is not None:
+            find_base(task, rootfs, state)
 
     @property
     def verifiers_digest(self) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
-from assay.answers import BUDGET, Choice, Need, identities
+from assay.answers import BUDGET, Choice, Need, identities, require_tasks
 from assay.grading import WrongArgument
 from assay.grading.arguments import provider_of
 from assay.grading.state import state_dir
@@ -23,6 +24,9 @@ from assay.runs.settings import GradingSettings
 from assay.runs.tally import Tally, Watch, unwatched
 from assay.runs.verifying import Verifier
 from assay.sandbox import Provider
+
+_WITHOUT_END: Final = 2**31 - 1
+"""More attempts than there ever are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,8 @@ async def collect(run: OpenRun, setting: Setting | None = None, *, name: str = "
     """Do what a run was asked for: agents work where no answer is kept, answers without a verdict are verified.
 
     `run` and `resume` are the same: an agent never works again for an answer that is kept. Raises `WrongArgument`,
-    `TaskInvalid` (no task at all), and `CancelledError` as `Conductor.conduct` does.
+    `TaskInvalid` (no task at all), `FailureEvent` (`assay:image_missing`: no such root filesystem to grade on), and
+    `CancelledError` as `Conductor.conduct` does.
     """
     setting = setting or Setting()
     catalogue = await asyncio.to_thread(load_catalogue, setting.dataset or run.settings.dataset)
@@ -81,6 +86,7 @@ async def collect(run: OpenRun, setting: Setting | None = None, *, name: str = "
     except CannotKeep as error:
         return Done("", Tally(stopped=str(error)), replayed, _problems(catalogue))
     command_id, tally = await Conductor(Order(name, needs, budget=budget), means).conduct()
+    await _count_exhausted(run, tally, {"resume": needs, "recover": {Need.RECOVERY}}, budget)
     return Done(command_id, tally, replayed, _problems(catalogue))
 
 
@@ -95,6 +101,7 @@ async def recover(
     catalogue = await asyncio.to_thread(load_catalogue, setting.dataset or run.settings.dataset)
     order = Order("recover", {Need.VERDICT, Need.RECOVERY}, budget=budget, session_lost=session_lost)
     command_id, tally = await Conductor(order, _means(run, setting, catalogue)).conduct()
+    await _count_exhausted(run, tally, {"recover": order.needs}, budget, session_lost=session_lost)
     return Done(command_id, tally, problems=_problems(catalogue))
 
 
@@ -114,6 +121,7 @@ async def regrade(
     `changed_tasks`: answers to another version of their task, too. Raises as `collect` does.
     """
     setting, choice = setting or Setting(), choice or Choice()
+    await asyncio.to_thread(require_tasks, choice, run.store.database)
     catalogue = await asyncio.to_thread(load_catalogue, setting.dataset or run.settings.dataset)
     if verifier is not None:
         chosen = await asyncio.to_thread(lambda: {one.task_id for one in identities(run.store.database, choice=choice)})
@@ -138,12 +146,30 @@ async def _plan(run: OpenRun, catalogue: Catalogue, sleep: Sleep) -> None:
     await kept(lambda: run.store.plan(wanted), sleep)
 
 
+async def _count_exhausted(
+    run: OpenRun, tally: Tally, takers: Mapping[str, Collection[Need]], budget: int, *, session_lost: bool = False
+) -> None:
+    """What each command would take up if it might try without end, and does not."""
+    if tally.stopped is not None:
+        # Of the store, perhaps: then it tells nothing.
+        return
+
+    def waiting(needs: Collection[Need], budget: int) -> int:
+        return run.store.waiting_now(needs, budget=budget, session_lost=session_lost)
+
+    for command, needs in takers.items():
+        rows = await asyncio.to_thread(waiting, needs, _WITHOUT_END) - await asyncio.to_thread(waiting, needs, budget)
+        if rows:
+            tally.exhausted[command] = rows
+
+
 def _means(run: OpenRun, setting: Setting, catalogue: Catalogue) -> Means:
     grading = setting.grading or run.settings.grading
     provider = setting.provider or provider_of(grading.sandbox)
+    state = state_dir(setting.state)
+    catalogue.require_rootfs(grading.rootfs, state)
     # Looking ends, too, what a killed command had left running, before anything is verified again.
     provider.capabilities()
-    state = state_dir(setting.state)
     concurrency = setting.concurrency or os.cpu_count() or 1
     if concurrency < 1:
         raise WrongArgument(f"concurrency: must be 1 or more, got {concurrency}")

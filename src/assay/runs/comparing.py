@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from assay.answers import Choice, Database, Identity, Outcome, outcomes
+from assay.answers import Choice, Database, Identity, Outcome, outcomes, require_tasks
 from assay.runs.estimates import Spread
 
 
@@ -64,8 +64,10 @@ class Comparison:
 def compare(a: Database, b: Database, comparison: Comparison, *, choice: Choice | None = None) -> Iterator[Difference]:
     """Every row that differs, by task and rollout, streamed; `comparison` is filled in on the way. Blocks.
 
-    Both runs are read side by side in one order, so nothing is held but one task's sums.
+    Both runs are read side by side in one order, so nothing is held but one task's sums. Raises `WrongArgument` for a choice
+    of tasks that fits none in either.
     """
+    require_tasks(choice, a, b)
     spread = Spread()
     task, total, rows = "", 0.0, 0
     totals_a: list[float] = []

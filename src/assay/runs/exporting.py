@@ -1,4 +1,4 @@
-"""A run as the field's JSONL: `rollouts.jsonl` (graded rows), `rollouts_failures.jsonl` (masked ones).
+"""A run as the field's JSONL: `rollouts.jsonl` (graded rows), `rollouts_failures.jsonl` (masked rows, rows without an answer).
 
 A row is the request as it would be verified, and the reply: what the verify route answers, with the fields by which other
 tools recover (`_ng_failure_class`, …) where there is no reward. A file has its name only once it is whole and on disk.
@@ -15,7 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-from assay.answers import Answer, Choice, Database, Exported, Identity, attempts_at, exported, identities, outcomes
+from assay.answers import (
+    Answer,
+    Choice,
+    Database,
+    Exported,
+    Identity,
+    attempts_at,
+    exported,
+    identities,
+    outcomes,
+    require_tasks,
+)
 from assay.grading import WrongArgument
 
 ROWS: Final = "rollouts.jsonl"
@@ -54,8 +65,9 @@ class Export:
 def export(database: Database, out: Path, *, choice: Choice | None = None) -> Export:
     """Write both files into the folder `out`, which is made; files of the same names are replaced in one step each.
 
-    Streams. Blocks. Raises `WrongArgument` when they cannot be written, and as the store does.
+    Streams. Blocks. Raises `WrongArgument` when they cannot be written or the choice of tasks fits none, and as the store does.
     """
+    require_tasks(choice, database)
     graded = masked = agent_failed = ungraded = missing = 0
     numbers: dict[str, int] = {}
     for one in identities(database):

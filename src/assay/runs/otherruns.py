@@ -15,11 +15,6 @@ from assay.runs.place import find_place, read_run
 from assay.workspaces import scratch_folder
 
 
-def is_run(path: Path) -> bool:
-    """Whether a folder is a run's."""
-    return (path / "run.sqlite").is_file() or (path / "places.json").is_file()
-
-
 def offered_answers(path: Path, catalogue: Catalogue, unpacked: Path) -> Iterator[Offer | Problem]:
     """Every kept answer of a run as one of this run's, or a problem. Blocks."""
     place = find_place(path)

@@ -27,6 +27,9 @@ from assay.runs.settings import RunSettings
 _ROWS: Final = "run.sqlite"
 _SNAPSHOTS: Final = "snapshots"
 _PLACES: Final = "places.json"
+_NEW: Final = ".new-"
+_SHOWN: Final = 3
+"""Entries of a folder that are named."""
 _NAMESPACE_MAX: Final = 63
 """PostgreSQL cuts longer names without a word."""
 _DIGITS: Final = 16
@@ -62,12 +65,26 @@ class OpenRun:
     settings: RunSettings
 
 
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run's."""
+    return (folder / _ROWS).is_file() or (folder / _PLACES).is_file()
+
+
+def run_around(file: Path) -> Path | None:
+    """The folder of the run that a file is a part of; None for any other."""
+    part = file.name == _PLACES or file.name.startswith(_ROWS)
+    return file.parent if part and is_run(file.parent) else None
+
+
 def find_place(folder: Path, *, store: str | None = None, snapshots: str | None = None) -> Place:
     """Where a run's parts are: as given, else as `places.json` says, else in the folder itself.
 
-    Raises `StoreUnusable` for a `places.json` that cannot be read.
+    Raises `StoreUnusable` for a `places.json` that cannot be read, and for a file in the folder's place.
     """
     folder = folder.expanduser().absolute()
+    if folder.is_file():
+        whole = run_around(folder)
+        raise StoreUnusable(f"{folder}: is a file; give the run's folder{f', {whole}' if whole is not None else ''}")
     noted: dict[str, str] = {}
     try:
         noted = json.loads((folder / _PLACES).read_text("utf-8"))
@@ -82,12 +99,16 @@ def find_place(folder: Path, *, store: str | None = None, snapshots: str | None 
 
 
 def make_place(folder: Path, *, store: str | None = None, snapshots: str | None = None) -> Place:
-    """`find_place`, with the folder made and what was given noted in it. Raises `StoreUnusable`."""
+    """`find_place`, with the folder made and what was given noted in it.
+
+    Raises `StoreUnusable`, also for a folder that holds other things and no run.
+    """
     # A later command may be given in another folder.
     store, snapshots = (_absolute(text) if text is not None else None for text in (store, snapshots))
     place = find_place(folder, store=store, snapshots=snapshots)
     try:
         place.folder.mkdir(parents=True, exist_ok=True)
+        _refuse_other_things(place.folder)
         if store is not None or snapshots is not None:
             given = {"store": store, "snapshots": snapshots}
             _write(
@@ -139,6 +160,17 @@ def read_run(place: Place) -> Iterator[Store]:
         yield store
 
 
+def _refuse_other_things(folder: Path) -> None:
+    """A run that was stopped while its folder was made has left parts of one."""
+    names = sorted(path.name for path in folder.iterdir())
+    others = [name for name in names if not name.startswith((_ROWS, _NEW)) and name != _SNAPSHOTS]
+    if others and not is_run(folder):
+        more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+        raise StoreUnusable(
+            f"{folder}: holds {', '.join(others[:_SHOWN])}{more} and no run; give --out a folder that is new or empty"
+        )
+
+
 def _is_there(place: Place) -> bool:
     return "://" in place.store or Path(place.store).is_file()
 
@@ -148,7 +180,7 @@ def _absolute(text: str) -> str:
 
 
 def _write(path: Path, record: dict[str, str]) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=_NEW)
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         json.dump(record, file)
         file.flush()

@@ -19,9 +19,9 @@ from assay.runs.gymrows import no_workspace, offered_rows
 from assay.runs.harborjobs import is_job_folder, offered_trials
 from assay.runs.keeping import Sleep, finished, kept
 from assay.runs.offers import Offer, Problem
-from assay.runs.otherruns import is_run, offered_answers
+from assay.runs.otherruns import offered_answers
 from assay.runs.performing import Stage
-from assay.runs.place import OpenRun
+from assay.runs.place import OpenRun, is_run, run_around
 from assay.workspaces import Found
 
 _AT_ONCE: Final = 64
@@ -94,6 +94,8 @@ async def replay(
 
 
 def _offers(source: Path, catalogue: Catalogue, stage: Stage) -> Iterator[Offer | Problem]:
+    if (run := run_around(source)) is not None:
+        raise WrongArgument(f"from: {source} is a part of a run; give its folder, {run}")
     if source.is_file():
         return offered_rows(source, catalogue)
     if not source.is_dir():

@@ -17,6 +17,7 @@ from assay.answers import (
     histogram,
     metric_means,
     mixed_tasks,
+    require_tasks,
     rewards_by_task,
     totals,
 )
@@ -105,7 +106,11 @@ class Report:
 
 
 def summarise(database: Database, *, choice: Choice | None = None) -> Report:
-    """Sum a run up, or the chosen rows of it. Streams; holds a few thousand numbers. Blocks. Raises as the store does."""
+    """Sum a run up, or the chosen rows of it. Streams; holds a few thousand numbers. Blocks.
+
+    Raises as the store does, and `WrongArgument` for a choice of tasks that fits none.
+    """
+    require_tasks(choice, database)
     counted = totals(database, choice=choice)
     spread, passed = Spread(), PassAt()
     tasks = unproven = 0

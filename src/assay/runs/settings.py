@@ -50,6 +50,14 @@ class AgentSettings:
         for name in needs:
             if not getattr(self, name):
                 raise WrongArgument(f"agent {self.name}: give {_OPTIONS[name]}")
+        if self.base_url is not None:
+            # Loaded where it is needed: HTTP takes long to load.
+            from assay.client.server_client import require_url
+
+            try:
+                require_url(_OPTIONS["base_url"].split()[0], self.base_url)
+            except ValueError as error:
+                raise WrongArgument(f"agent {self.name}: {error}") from None
         for name, option in _OPTIONS.items():
             if name not in takes and getattr(self, name):
                 raise WrongArgument(f"agent {self.name}: has no use for {option}")
@@ -80,6 +88,7 @@ class GradingSettings:
     network: bool = False
     timeout_s: float | None = None
     control: bool = True
+    warm: bool = True
     judges: Mapping[str, str] = field(default_factory=dict)
     """Base URLs by name, in place of the dataset's."""
 

@@ -40,6 +40,9 @@ class Tally:
     """What could not be done, by reason."""
     open: set[Identity] = field(default_factory=set)
     """Identities that this command leaves without a reward."""
+    exhausted: Counter[str] = field(default_factory=Counter)
+    """Rows that no command takes up any more, since they were tried as often as they may be, by the command that does when it
+    may try more."""
     bugs: list[str] = field(default_factory=list)
     """Tracebacks of what should not have happened, one for each row that it left as it was."""
     stopped: str | None = None
@@ -92,6 +95,7 @@ class Tally:
             "masked": dict(self.masked),
             "agent_failed": dict(self.agent_failed),
             "skipped": dict(self.skipped),
+            "exhausted": dict(self.exhausted),
             "seconds": round(time.monotonic() - self.began, 3),
         }
 

@@ -69,6 +69,7 @@ class Verifier:
                 network=self.settings.network,
                 timeout_s=self.settings.timeout_s,
                 control=self.settings.control,
+                warm=self.settings.warm,
                 state=self.state,
                 judge=self._judge(task),
             )

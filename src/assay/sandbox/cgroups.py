@@ -25,6 +25,8 @@ _PERIOD_US = 100_000
 _PREFIX = "assay-"
 _MINIMUM_QUOTA_US = 1000
 _CHARGE_BYTES = MIB
+_COUNTER_BYTES = 4096
+"""More than the longest of those that are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,7 @@ class Group:
         self._hierarchy = hierarchy
         self._name = f"{_prefix()}{os.getpid()}-{start_time(os.getpid())}-{next(_numbers)}"
         self._folders = {name: folder / self._name for name, folder in hierarchy.folders.items()}
+        self._counting: dict[str, int] = {}
         try:
             for folder in self._distinct():
                 folder.mkdir()
@@ -275,14 +278,27 @@ class Group:
             return replace(self.counters(), limit_hits=0)
         return self.counters()
 
-    def _table(self, controller: str, name: str) -> dict[str, int]:
+    def _counter(self, controller: str, name: str) -> list[str]:
+        """The words of a file that counts, by a descriptor that is kept: it is read for every command.
+
+        Not for `cgroup.procs`: on version 1 a descriptor that was read from before may get an old list.
+        """
         if controller not in self._folders:
-            return {}
-        words = _words(self._folders[controller] / name)
+            return []
+        place = f"{self._folders[controller]}/{name}"
+        try:
+            if place not in self._counting:
+                self._counting[place] = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+            return os.pread(self._counting[place], _COUNTER_BYTES, 0).decode("ascii", "replace").split()
+        except OSError:
+            return []
+
+    def _table(self, controller: str, name: str) -> dict[str, int]:
+        words = self._counter(controller, name)
         return {key: int(value) for key, value in zip(words[::2], words[1::2], strict=False) if value.isdigit()}
 
     def _number(self, controller: str, name: str) -> int | None:
-        words = _words(self._folders[controller] / name) if controller in self._folders else []
+        words = self._counter(controller, name)
         return int(words[0]) if words else None
 
     def pids(self) -> list[int]:
@@ -295,6 +311,8 @@ class Group:
 
     def remove(self) -> bool:
         """Remove the group; False while the kernel still counts something in it. Harmless when repeated."""
+        while self._counting:
+            os.close(self._counting.popitem()[1])
         if self._hierarchy.version == 1 and "memory" in self._folders:
             # Page cache that stays charged would keep the removed group alive inside the kernel.
             with contextlib.suppress(OSError):

@@ -69,6 +69,11 @@ class Launched(Protocol):
         """Descriptors of which one becomes readable when the command has ended, once `begin` is back."""
         ...
 
+    @property
+    def outlives(self) -> int | None:
+        """The host's pid of an init of ours, about to end, that may be in the group though all else is proven dead."""
+        ...
+
     async def begin(self, bound: Callable[[int], None], patience: Insistence) -> None:
         """Bring it to the start of the command. Raises `SetupFailed`.
 
@@ -81,7 +86,10 @@ class Launched(Protocol):
         ...
 
     async def prove_dead(self, patience: Insistence, timeout_s: float) -> bool:
-        """Whether the kernel says that pid 1, so every process of its namespace, is gone."""
+        """Whether the kernel says that every process of the sandbox is gone.
+
+        With one that `outlives` them it is the group that says so.
+        """
         ...
 
     def read_end(self, seen: Seen) -> End:
@@ -171,6 +179,11 @@ class Starter:
     def exit_fds(self) -> tuple[int, ...]:
         """See `Launched.exit_fds`: the program's own end, and pid 1's."""
         return tuple(self._fds[name] for name in ("exit", "pid1") if name in self._fds)
+
+    @property
+    def outlives(self) -> int | None:
+        """See `Launched.outlives`: pid 1 was waited for."""
+        return None
 
     async def begin(self, bound: Callable[[int], None], patience: Insistence) -> None:
         """See `Launched.begin`."""

@@ -20,8 +20,8 @@ from assay.sandbox.sources import Laid
 from assay.workspaces import finish_removals
 
 _log = logging.getLogger(__name__)
-_MOMENT_S = 0.005
-_QUIET_TURNS = 200
+_MOMENT_S = 0.02
+_QUIET_TURNS = 100
 """After so many times in which there was nothing to do the thread that renews ends."""
 _IN_HAND_S = 0.1
 

@@ -8,7 +8,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from assay.failures import FailureEvent
@@ -80,6 +79,7 @@ class SlotRun:
         self._parked: Parked | None = None
         self._said: dict[str, str] = {}
         self._killed = False
+        self._alone = False
         self._slot = slot
         self._blueprint = blueprint
         self._command = command
@@ -94,8 +94,13 @@ class SlotRun:
 
     @property
     def exit_fds(self) -> tuple[int, ...]:
-        """See `Launched.exit_fds`."""
-        return (self._parked.pidfd,) if self._parked is not None else ()
+        """See `Launched.exit_fds`: the init's own end, and its word that the command has ended."""
+        return (self._parked.pidfd, self._parked.control.fileno()) if self._parked is not None else ()
+
+    @property
+    def outlives(self) -> int | None:
+        """See `Launched.outlives`."""
+        return self.pid1 if self._alone else None
 
     async def begin(self, bound: Callable[[int], None], patience: Insistence) -> None:
         """See `Launched.begin`."""
@@ -143,6 +148,14 @@ class SlotRun:
         self._said[name] = value or fields.get("why", "")
         return True
 
+    def _ends(self) -> bool:
+        """Whether the sandbox's init has said that the command has ended, or can say nothing any more."""
+        assert self._parked is not None  # noqa: S101 - there are words only of what began
+        while readable_within(self._parked.control.fileno(), 0):
+            if not self._listen():
+                return True
+        return "ended" in self._said
+
     async def _take(self, patience: Insistence) -> Parked:
         """The fork that waits. A server that died while nothing ran in it is replaced: nothing was lost with it."""
         deadline = time.monotonic() + SETUP_S
@@ -180,8 +193,8 @@ class SlotRun:
             wire.send(parked.control, "run", fields, [*self._stdio, *command.pass_fds])
 
     def kill(self) -> None:
-        """See `Launched.kill`."""
-        if self._parked is not None and not readable_within(self._parked.pidfd, 0):
+        """See `Launched.kill`. An init that is ending by itself needs no help, and how it came to is still to be seen."""
+        if self._parked is not None and not self._ends() and not readable_within(self._parked.pidfd, 0):
             self._killed = True
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._parked.pidfd, signal.SIGKILL)
@@ -189,6 +202,11 @@ class SlotRun:
     async def prove_dead(self, patience: Insistence, timeout_s: float) -> bool:
         """See `Launched.prove_dead`."""
         if self._parked is None:
+            return True
+        if self._ends() and "ended" in self._said and self._slot.group is not None:
+            # The group tells whether anything else is left. The init is our own code and has said its last word: nobody has to
+            # wait until its memory is taken apart. The slot's next fork does.
+            self._alone = True
             return True
         dead = await patience.until_readable(self._parked.pidfd, timeout_s)
         self._slot.lost = self._slot.lost or not dead
@@ -237,5 +255,10 @@ class SlotRun:
 
 def _pid_of(pidfd: int) -> int:
     """The host's pid of a process by its pidfd; -1 when it was reaped."""
-    text = Path(f"/proc/self/fdinfo/{pidfd}").read_text()
-    return int(text.partition("\nPid:")[2].split()[0])
+    # Read for every command: the plain calls take a fifth of the time that a file object takes.
+    file = os.open(f"/proc/self/fdinfo/{pidfd}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        text = os.read(file, 4096)
+    finally:
+        os.close(file)
+    return int(text.partition(b"\nPid:")[2].split()[0])

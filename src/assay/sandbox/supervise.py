@@ -195,7 +195,7 @@ class Run:
         deadline = time.monotonic() + SETUP_S
         launched.kill()
         dead = await launched.prove_dead(patience, SETUP_S)
-        while dead and group is not None and group.pids():
+        while dead and group is not None and set(group.pids()) - {launched.outlives}:
             group.kill()
             dead = time.monotonic() < deadline
             await patience.wait(timeout_s=_EMPTY_POLL_S)

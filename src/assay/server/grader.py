@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from assay.client import judges_of
-from assay.grading import Captured, Verdict, grade
+from assay.grading import Captured, Verdict, grade, state_dir
+from assay.grading.bases import find_base
 from assay.sandbox import Provider
 from assay.workspaces import Unreadable, read_file
 
-from .catalogue import Chosen
+from .catalogue import Catalogue, Chosen
 from .threads import scratch
 
 LOG_MAX: Final = 256 * 1024
@@ -53,6 +54,13 @@ class SandboxGrader:
     state: Path | None = None
     judges: Mapping[str, str] = field(default_factory=dict)
     """Base URLs of judges by name, in place of the dataset's own."""
+    warm: bool = True
+
+    async def require_rootfs(self, catalogue: Catalogue) -> None:
+        """Raises `FailureEvent`, `assay:image_missing`, for a root filesystem that is not there: it would fail every answer."""
+        if self.rootfs is not None:
+            task = await catalogue.find(catalogue.ids[0])
+            await asyncio.to_thread(find_base, task, self.rootfs, state_dir(self.state))
 
     async def __call__(
         self, chosen: Chosen, workspace: Path | Captured | None, response: Mapping[str, Any] | str | None
@@ -69,6 +77,7 @@ class SandboxGrader:
                 network=self.network,
                 timeout_s=self.timeout_s,
                 control=self.control,
+                warm=self.warm,
                 logs=folder / "logs",
                 state=self.state,
                 judge=judges_of(chosen.task.settings.judges, self.judges),

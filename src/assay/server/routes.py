@@ -29,6 +29,7 @@ from .document import (
     schemas,
     verify_operation,
 )
+from .page import HEADERS, page_of
 from .refusal import Refused, malformed
 from .replies import json_response, refusal_response
 from .request import is_digest
@@ -40,13 +41,17 @@ _TEXT: Final = {"text/plain": {"schema": {"type": "string"}}}
 
 def make_routes(service: Service) -> FastAPI:
     """The application of all routes but `POST /verify`; its OpenAPI document has that one, too."""
-    app = FastAPI(title="Assay verifier server", version=service.version, redirect_slashes=False)
+    # FastAPI's own pages load their scripts from the network.
+    app = FastAPI(
+        title="Assay verifier server", version=service.version, redirect_slashes=False, docs_url=None, redoc_url=None
+    )
     app.add_exception_handler(Refused, _refused)
     app.add_exception_handler(HTTPException, _no_route)
     _add_probes(app, service)
     _add_facts(app, service)
     _add_protocol(app, service)
     _add_kept(app, service)
+    _add_page(app)
     app.openapi = lambda: _document(app, service)  # type: ignore[method-assign] # how FastAPI wants it
     return app
 
@@ -221,6 +226,12 @@ def _add_kept(app: FastAPI, service: Service) -> None:
         # Whatever a verifier or a submission printed must never be taken for a page of this server's.
         headers = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "sandbox"}
         return Response(found, media_type="text/plain; charset=utf-8", headers=headers)
+
+
+def _add_page(app: FastAPI) -> None:
+    @app.get("/docs", include_in_schema=False, response_model=None)
+    async def docs() -> Response:
+        return Response(page_of(app.openapi()), media_type="text/html; charset=utf-8", headers=HEADERS)
 
 
 def _entry(service: Service, task: Task) -> dict[str, Any]:

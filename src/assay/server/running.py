@@ -70,7 +70,8 @@ async def serve(settings: Settings, *, ready: Callable[[str, Catalogue], None] =
     then, and what was still waiting, is cut off without a reply: a client whose connection was cut asks again, where a
     status would be taken for the verifier's answer. A second signal ends the grace.
 
-    Raises `WrongArgument` for settings that cannot be served, and `TaskInvalid` for a dataset without a usable task.
+    Raises `WrongArgument` for settings that cannot be served, `FailureEvent` (`assay:image_missing`) for a root filesystem to
+    grade on that is not there, and `TaskInvalid` for a dataset without a usable task.
     """
     refuse_open_address(settings.host, settings.tokens)
     stopping = asyncio.Event()
@@ -123,6 +124,8 @@ async def opened_service(settings: Settings) -> AsyncIterator[Service]:
     """A server's parts, closed at the end of the block."""
     catalogue = await asyncio.to_thread(load_catalogue, settings.dataset, network=settings.network)
     state = state_dir(settings.state)
+    if isinstance(settings.grader, SandboxGrader):
+        await settings.grader.require_rootfs(catalogue)
     uploads = Uploads(
         Snapshots(state / "server" / "snapshots", unpacked=state / "unpacked"),
         state / "server" / "uploads",

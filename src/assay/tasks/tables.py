@@ -224,10 +224,16 @@ def _require(names: Any) -> Any:
     return names
 
 
+def _base_url(value: Any) -> Any:
+    if isinstance(value, str) and not value.startswith(("http://", "https://")):
+        raise ValueError("must be a URL that begins with http:// or https://")
+    return value
+
+
 class Judge(Table):
     """`[assay.judges.<name>]`: a model that a verifier may ask."""
 
-    base_url: str | None = None
+    base_url: Annotated[str, BeforeValidator(_base_url)] | None = None
     model: str | None = None
     api_key_env: str | None = None
     """The host variable that holds the key; the key itself never stands in a task."""
