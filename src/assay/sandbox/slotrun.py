@@ -15,7 +15,8 @@ from assay.sandbox.blueprints import Blueprint, Frame
 from assay.sandbox.hosted import Command
 from assay.sandbox.launch import SETUP_S, End, Seen, SetupFailed, Stdio
 from assay.sandbox.launcher import wire
-from assay.sandbox.slots import Parked, Slot
+from assay.sandbox.slots import Slot
+from assay.sandbox.slotserver import Parked
 from assay.sandbox.sources import Stage, mount_source
 from assay.sandbox.waiting import Insistence, readable_within
 

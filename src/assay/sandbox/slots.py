@@ -1,6 +1,6 @@
 """A slot: room for one sandbox at a time. Its uid, its control group, and the server that forks its sandboxes.
 
-The server is `launcher/`, run by this Python in a process of its own. It is replaced when it dies; the uid and the group
+The server (`slotserver`) is `launcher/`, run by this Python in a process of its own. It is replaced when it dies; the uid and the group
 stay, so a sandbox whose command was lost with the server can go on with its folders.
 """
 
@@ -8,35 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from assay.failures import FailureEvent
 from assay.sandbox.base import Limits
 from assay.sandbox.cgroups import Group
-from assay.sandbox.hostetc import HOSTNAME
 from assay.sandbox.interpreter import Interpreter
-from assay.sandbox.launch import SETUP_S, SetupFailed, local_failure
+from assay.sandbox.launch import local_failure
 from assay.sandbox.launcher import kernel, wire
-from assay.sandbox.layout import DEVICE_LINKS, DEVICES
 from assay.sandbox.machine import usable_hierarchy
 from assay.sandbox.parts import Room, Tenant, remove_group
-from assay.sandbox.seccomp import filter_program
-from assay.sandbox.sources import Laid, Stage, mount_source
+from assay.sandbox.slotserver import Parked, SlotServer
+from assay.sandbox.sources import Laid, Stage
 from assay.sandbox.uids import UidLease, lease_uid
-from assay.sandbox.waiting import readable_within
 
-_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from launcher.server import main; main()"
-_KEEPER_ENDS_S = 1.0
 _LEASES_MOST = 5_000
 _LIFE_S = 3_600.0
-_HERE = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +40,6 @@ class Bay:
     """What the fork was told to build."""
     stack: contextlib.ExitStack
     """What has to be freed of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parked:
-    """A fork that waits for a command: its pidfd, and the socket on which it takes one. Whoever has it closes both."""
-
-    pidfd: int
-    control: socket.socket
-
-    def close(self) -> None:
-        """Close both. Once."""
-        self.control.close()
-        os.close(self.pidfd)
 
 
 class Slot:
@@ -90,7 +67,7 @@ class Slot:
         self.bay: Bay | None = None
         """What is ready for the next sandbox of one shape; the fork was told to build that."""
         self._mappable: dict[int, bool] = {}
-        self._server: _Server | None = None
+        self._server: SlotServer | None = None
         with contextlib.ExitStack() as stack:
             self._leases: list[UidLease] = []
             self.group: Group | None = None
@@ -159,7 +136,7 @@ class Slot:
         self.stop()
         self.built = self.prepared = None
         uids = (self._leases[0].uid, self._leases[1].uid) if self.by_root else None
-        self._server = _Server(uids, self.network, self.user, self.group, self.base, self.interpreter)
+        self._server = SlotServer(uids, self.network, self.user, self.group, self.base, self.interpreter)
         try:
             self._server.ask()
         except OSError as error:
@@ -255,207 +232,6 @@ class Slot:
         self.leave_bay()
         if not self.lost:
             self._freed.close()
-
-
-class _Server:
-    """A running slot server."""
-
-    def __init__(
-        self,
-        uids: tuple[int, int] | None,
-        network: bool,
-        user: int,
-        group: Group | None,
-        base: Laid,
-        interpreter: Interpreter | None,
-    ) -> None:
-        self.owners = -1
-        self.pidfd = -1
-        self.control: socket.socket | None = None
-        self._owed = 0
-        self._heard = ""
-        self.mounts: list[int] = []
-        """Descriptors of the mount namespaces of the fork that waits or runs, …"""
-        self.left: list[int] = []
-        """… and of those before it."""
-        try:
-            self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        except OSError as error:
-            raise local_failure(error, "start a slot server") from error
-        self._said = -1
-        try:
-            with contextlib.ExitStack() as stack:
-                stack.callback(theirs.close)
-                self._said, said = os.pipe()
-                stack.callback(os.close, said)
-                # `_PROGRAM` imports nothing of Assay but the launcher: a fork costs by what is in memory.
-                argv = [
-                    sys.executable,
-                    "-I",
-                    "-S",
-                    "-B",
-                    "-X",
-                    "utf8",
-                    "-c",
-                    _PROGRAM,
-                    str(_HERE),
-                    str(theirs.fileno()),
-                ]
-                self._popen = subprocess.Popen(  # no shell: an argument vector
-                    argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=said,
-                    stderr=said,
-                    pass_fds=[theirs.fileno()],
-                    env={},
-                    cwd="/",
-                    # A Ctrl-C at the terminal is the supervisor's to handle.
-                    start_new_session=True,
-                )
-        except OSError as error:
-            self.sock.close()
-            if self._said >= 0:
-                os.close(self._said)
-            raise local_failure(error, "start a slot server") from error
-        try:
-            self._greet(uids, network, user, group, base, interpreter)
-        except (wire.Gone, SetupFailed, OSError) as error:
-            raise self._failed(error) from error
-        except BaseException:
-            self.stop()
-            raise
-
-    def _greet(
-        self,
-        uids: tuple[int, int] | None,
-        network: bool,
-        user: int,
-        group: Group | None,
-        base: Laid,
-        interpreter: Interpreter | None,
-    ) -> None:
-        program = filter_program()
-        fields: dict[str, Any] = {
-            "uids": uids,
-            "network": network,
-            "user": user,
-            "hostname": HOSTNAME,
-            "devices": DEVICES,
-            "device_links": DEVICE_LINKS,
-            "program": program.hex() if program is not None else None,
-        }
-        with contextlib.ExitStack() as stack:
-            doors = group.doors() if group is not None else []
-            # Root makes the mounts itself: the server, nobody to the host, could not.
-            devices = [kernel.clone_mount(f"/dev/{name}") for name in DEVICES] if uids is not None else []
-            fds = [os.pidfd_open(os.getpid()), *doors, *devices]
-            for fd in fds:
-                stack.callback(os.close, fd)
-            fields["groups"] = len(doors)
-            fields["device_mounts"] = len(devices)
-            named = [] if uids is not None else [source.told() for source in base.sources]
-            fields["base"] = {"steps": base.steps, "sources": named}
-            fields["interpreter"] = None
-            if interpreter is not None:
-                fields["interpreter"] = {"path": interpreter.path, "env": interpreter.env, "ahead": interpreter.ahead}
-            for source in base.sources if uids is not None else ():
-                fds.append(mount_source(source, -1))
-                stack.callback(os.close, fds[-1])
-            wire.send(self.sock, "begin", fields, fds)
-        if not readable_within(self.sock.fileno(), SETUP_S):
-            raise TimeoutError(f"it said nothing for {SETUP_S:g} s")
-        word, told, fds = wire.receive(self.sock)
-        if word != "ready":
-            raise OSError(told.get("why", word))
-        self.pidfd = fds[0]
-        self.owners = fds[1] if len(fds) > 1 else -1
-
-    def _failed(self, error: Exception) -> FailureEvent:
-        os.set_blocking(self._said, False)
-        text = ""
-        # Nothing was said yet, or it never will.
-        with contextlib.suppress(BlockingIOError):
-            text = os.read(self._said, 4096).decode("utf-8", "replace").strip()
-        self.stop()
-        return FailureEvent(
-            "provider_unavailable", f"a slot server could not be started: {str(error) or text or 'it ended'}"
-        )
-
-    def waits(self, word: str) -> bool:
-        while self.control is not None and self._heard != word and readable_within(self.control.fileno(), 0):
-            try:
-                self._heard, _, fds = wire.receive(self.control)
-                self.mounts += fds
-            except (wire.Gone, OSError):
-                return False
-        return self._heard == word
-
-    def ask(self) -> None:
-        self._heard = ""
-        self.left += self.mounts
-        self.mounts = []
-        if self.control is not None:
-            self.control.close()
-            # Until there is another: what follows may fail.
-            self.control = None
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            with theirs, contextlib.suppress(wire.Gone):
-                wire.send(self.sock, "park", None, [theirs.fileno()])
-                self._owed += 1
-        except OSError:
-            ours.close()
-            raise
-        self.control = ours
-
-    def parked(self) -> Parked | None:
-        if self.control is None:
-            raise wire.Gone
-        self._owed -= 1
-        try:
-            _, _, fds = wire.receive(self.sock)
-        except OSError:
-            # No room for its descriptors: that fork is of no use to anybody.
-            self.control.close()
-            self.control = None
-            raise
-        if self._owed:
-            os.close(fds[0])
-            return None
-        control, self.control = self.control, None
-        return Parked(fds[0], control)
-
-    def why_gone(self) -> str | None:
-        # Its keeper tells how it ended, and ends at once after it.
-        if not readable_within(self.pidfd, 0):
-            return None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            code = self._popen.wait(1.0)
-            number = -code if code < 0 else code - 128
-            return f"it was killed by signal {number}" if number > 0 else f"it ended with {code}"
-        return "it was killed"
-
-    def stop(self) -> bool:
-        if self.pidfd >= 0:
-            # Pid 1 of its namespace: the kernel says that it has ended when everything below it has.
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-        else:
-            self._popen.kill()
-        self.sock.close()
-        dead = self.pidfd < 0 or readable_within(self.pidfd, SETUP_S)
-        # The keeper reaps the server and ends by itself, else the server would be left to whoever adopts orphans here.
-        for patience_s in (_KEEPER_ENDS_S, SETUP_S):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._popen.wait(patience_s)
-                break
-            self._popen.kill()
-        for fd in (self.pidfd, self.owners, self._said, *self.mounts, *self.left):
-            if fd >= 0:
-                os.close(fd)
-        if self.control is not None:
-            self.control.close()
-        return dead and self._popen.returncode is not None
 
 
 def _close_all(fds: list[int]) -> None:

@@ -233,7 +233,7 @@ async def test_slots_are_used_again_and_kept_few(own_pool: SlotPool, monkeypatch
     [("import os; os.kill(os.getpid(), 9)", "it ended"), ("import sys; sys.exit('no room')", "no room")],
 )
 def test_a_server_that_cannot_be_started_says_why(program: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("assay.sandbox.slots._PROGRAM", program)
+    monkeypatch.setattr("assay.sandbox.slotserver._PROGRAM", program)
     with pytest.raises(FailureEvent, match=f"a slot server could not be started: {why}$"):
         Slot(network=False, user=1000, base=NOTHING)
 
