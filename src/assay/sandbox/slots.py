@@ -1,7 +1,7 @@
 """A slot: room for one sandbox at a time. Its uid, its control group, and the server that forks its sandboxes.
 
-The server (`slotserver`) is `launcher/`, run by this Python in a process of its own. It is replaced when it dies; the uid and the group
-stay, so a sandbox whose command was lost with the server can go on with its folders.
+The server (`slotserver`) is `launcher/`, run by this Python in a process of its own. It is replaced when it dies; the uid and
+the group stay, so a sandbox whose command was lost with the server can go on with its folders.
 """
 
 from __future__ import annotations
