@@ -151,7 +151,9 @@ class SlotPool:
         """Start one more slot of a kind that sandboxes keep coming for while none is ready. The caller holds the lock."""
         self._wanted[kind] = self._wanted.get(kind, 0) + 1
         often = idle or (kind.interpreter is not None and self._wanted[kind] > 1)
-        if often and self._growing is None and kind not in self._unusable and len(self._all) < _idle_most():
+        # One kind leaves room for others: who alternates between two would start a server each time.
+        fits = sum(_fits(slot, kind) for slot in self._all) < _idle_most() // 2 + 1 and len(self._all) < _idle_most()
+        if often and self._growing is None and kind not in self._unusable and fits:
             self._growing = _started(self._add, "assay-slot", kind, shape)
 
     def _add(self, kind: SlotKind, shape: Shape | None) -> None:
