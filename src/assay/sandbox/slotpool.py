@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -48,7 +49,7 @@ class SlotPool:
         self._idle: list[Slot] = []
         self._all: set[Slot] = set()
         self._returned: deque[tuple[Slot, Shape, contextlib.ExitStack]] = deque()
-        self._in_hand = 0
+        self._in_hand: set[Slot] = set()
         """Slots that are being given a bay right now."""
         self._renewing: threading.Thread | None = None
         self._ended = False
@@ -78,15 +79,8 @@ class SlotPool:
         while a slot is started where there is none at all. Raises `FailureEvent`.
         """
         dead: list[Slot] = []
-        slot = None
-        self.settle()
         try:
-            with self._lock:
-                self._own()
-                for wanted in dict.fromkeys((kind, kind._replace(interpreter=None))):
-                    slot = self._best(wanted, shape, dead)
-                    if slot is not None:
-                        break
+            slot = self._next(kind, shape, dead) or self._next(kind._replace(interpreter=None), shape, dead)
         finally:
             for gone in dead:
                 _close(gone)
@@ -102,6 +96,25 @@ class SlotPool:
                 self.give_back(slot)
                 raise
         return slot
+
+    def _next(self, kind: SlotKind, shape: Shape | None, dead: list[Slot]) -> Slot | None:
+        """Take a slot of this kind: an idle one, else one that came back, as soon as it is renewed; None when there is none."""
+        deadline = time.monotonic() + _IN_HAND_S
+        while True:
+            with self._lock:
+                self._own()
+                slot = self._best(kind, shape, dead)
+                coming = any(_fits(slot, kind) for slot, _, _ in self._returned)
+                in_hand = any(_fits(slot, kind) for slot in self._in_hand)
+            if slot is not None or time.monotonic() > deadline:
+                return slot
+            if coming:
+                self.renew()
+            elif in_hand:
+                with self._renewed:
+                    self._renewed.wait(_IN_HAND_S)
+            else:
+                return None
 
     def _best(self, kind: SlotKind, shape: Shape | None, dead: list[Slot]) -> Slot | None:
         """Take an idle slot of this kind, the one that is nearest to being ready. The caller holds the lock."""
@@ -138,7 +151,9 @@ class SlotPool:
         """Start one more slot of a kind that sandboxes keep coming for while none is ready. The caller holds the lock."""
         self._wanted[kind] = self._wanted.get(kind, 0) + 1
         often = idle or (kind.interpreter is not None and self._wanted[kind] > 1)
-        if often and self._growing is None and kind not in self._unusable and len(self._all) < _idle_most():
+        # One kind leaves room for others: who alternates between two would start a server each time.
+        fits = sum(_fits(slot, kind) for slot in self._all) < _idle_most() // 2 + 1 and len(self._all) < _idle_most()
+        if often and self._growing is None and kind not in self._unusable and fits:
             self._growing = _started(self._add, "assay-slot", kind, shape)
 
     def _add(self, kind: SlotKind, shape: Shape | None) -> None:
@@ -231,7 +246,7 @@ class SlotPool:
             if not self._returned:
                 return False
             slot, shape, left = self._returned.popleft()
-            self._in_hand += 1
+            self._in_hand.add(slot)
         try:
             left.close()
             if slot.built is not None:
@@ -248,7 +263,7 @@ class SlotPool:
                 self.give_back(slot)
             finally:
                 with self._renewed:
-                    self._in_hand -= 1
+                    self._in_hand.discard(slot)
                     self._renewed.notify_all()
         return True
 
@@ -281,7 +296,7 @@ class SlotPool:
         self._lock = threading.Lock()
         self._renewed, self._moment = threading.Condition(self._lock), threading.Event()
         self._idle, self._all, self._growing = [], set(), None
-        self._returned, self._in_hand, self._renewing, self._ended = deque(), 0, None, False
+        self._returned, self._in_hand, self._renewing, self._ended = deque(), set(), None, False
         self._wanted, self._unusable = {}, set()
 
     def _close_all(self) -> None:

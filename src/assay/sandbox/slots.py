@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.failures import FailureEvent
-from assay.sandbox.base import Limits
+from assay.sandbox.base import MIB, Limits
 from assay.sandbox.cgroups import Group
 from assay.sandbox.interpreter import Interpreter
 from assay.sandbox.launch import local_failure
@@ -27,6 +27,9 @@ from assay.sandbox.uids import UidLease, lease_uid
 
 _LEASES_MOST = 5_000
 _LIFE_S = 3_600.0
+_RESIDENT_MOST = 128 * MIB
+_LOOK_EVERY = 100
+"""Leases between two looks at the server's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Slot:
         """What its server is, so that a fork of it can run a program in place of starting this; None: the launcher alone."""
         self._born = time.monotonic()
         self._leased = 0
+        self._heavy = False
         self.network = network
         """Whether its sandboxes have the host's network."""
         self.user = user
@@ -96,7 +100,9 @@ class Slot:
     @property
     def worn(self) -> bool:
         """Whether its server has served long enough: what a long life might gather nobody has to look for."""
-        return self._leased >= _LEASES_MOST or time.monotonic() - self._born > _LIFE_S
+        if self._server is not None and self._leased % _LOOK_EVERY == 0 and not self._heavy:
+            self._heavy = self._server.resident_bytes() > _RESIDENT_MOST
+        return self._heavy or self._leased >= _LEASES_MOST or time.monotonic() - self._born > _LIFE_S
 
     @property
     def uid(self) -> int | None:

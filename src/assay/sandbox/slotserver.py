@@ -223,6 +223,14 @@ class SlotServer:
             return f"it was killed by signal {number}" if number > 0 else f"it ended with {code}"
         return "it was killed"
 
+    def resident_bytes(self) -> int:
+        """How much memory it has in use; 0 when it is gone."""
+        try:
+            with open(f"/proc/{pid_of(self.pidfd)}/statm", "rb") as file:
+                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        except OSError:
+            return 0
+
     def stop(self) -> bool:
         """End it, and so every process of the slot; whether they are proven dead."""
         if self.pidfd >= 0:
@@ -245,3 +253,14 @@ class SlotServer:
         if self.control is not None:
             self.control.close()
         return dead and self._popen.returncode is not None
+
+
+def pid_of(pidfd: int) -> int:
+    """The host's pid of a process by its pidfd; -1 when it was reaped."""
+    # Read for every command: the plain calls take a fifth of the time that a file object takes.
+    file = os.open(f"/proc/self/fdinfo/{pidfd}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        text = os.read(file, 4096)
+    finally:
+        os.close(file)
+    return int(text.partition(b"\nPid:")[2].split()[0])

@@ -238,6 +238,29 @@ def test_a_server_that_cannot_be_started_says_why(program: str, why: str, monkey
         Slot(network=False, user=1000, base=NOTHING)
 
 
+@pytest.mark.parametrize(
+    "limits",
+    [{"_LEASES_MOST": 2}, {"_LIFE_S": 0.0}, {"_RESIDENT_MOST": 1, "_LOOK_EVERY": 2}],
+    ids=["count", "age", "memory"],
+)
+async def test_a_server_is_replaced_when_it_has_served_long_enough(
+    own_pool: SlotPool, monkeypatch: pytest.MonkeyPatch, limits: dict[str, float]
+) -> None:
+    for name, value in limits.items():
+        monkeypatch.setattr(f"assay.sandbox.slots.{name}", value)
+    servers = []
+    for _ in range(2):
+        sandbox = await NamespacesProvider().create(SandboxSpec())
+        servers.append(server_of(sandbox))
+        assert (await sandbox.exec(["true"], timeout_s=30)).code == 0
+        await sandbox.close()
+        own_pool.settle(30)
+    own_pool._grown()
+    assert len(set(servers)) == (2 if "_LIFE_S" in limits else 1)
+    assert not Path(f"/proc/{servers[-1]}").exists()
+    assert all(slot.why_gone() is None for slot in own_pool._idle)
+
+
 KIND = SlotKind(network=False, user=1000, base=NOTHING)
 
 
