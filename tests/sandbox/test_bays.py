@@ -287,6 +287,24 @@ async def test_a_bay_whose_fork_died_is_replaced(own_pool: SlotPool, who: str, n
     await ready_slot(own_pool)
 
 
+@pytest.mark.parametrize("what", ["the folder", "a room in memory", "a room on disk"])
+async def test_a_bay_that_a_cleaner_of_temporary_files_found_is_not_used(own_pool: SlotPool, what: str) -> None:
+    spec = SandboxSpec(mounts=(Writable("/out"), Writable("/disk", on_disk=True)))
+    first = await PROVIDER.create(spec)
+    await first.close()
+    slot = await ready_slot(own_pool)
+    assert slot.bay is not None
+    room = slot.bay.room
+    gone_with = {"the folder": [*room.writables.values()], "a room in memory": [room.writables["/out"]]}
+    for folder in gone_with.get(what, [room.writables["/disk"]]):
+        folder.rmdir()
+    sandbox: Any = await PROVIDER.create(spec)
+    await run(sandbox, "open('/out/reward', 'w').close(); open('/disk/log', 'w').close()")
+    assert [sorted(os.listdir(await sandbox.get(at))) for at in ("/out", "/disk")] == [["reward"], ["log"]]
+    await sandbox.close()
+    await ready_slot(own_pool)
+
+
 CHANGES = """
 import os, sys, time
 name = {name!r}

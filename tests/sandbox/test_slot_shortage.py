@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +16,7 @@ from assay.sandbox.procfs import descendants
 from assay.sandbox.slotpool import SlotPool
 from assay.sandbox.slots import Slot
 from assay.sandbox.sources import NOTHING
+from scarcity import few_descriptors
 
 SPEC = SandboxSpec(mounts=(Writable("/out"),))
 
@@ -30,27 +29,6 @@ def own_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlotPool]:
     monkeypatch.setattr("assay.sandbox.namespaces.POOL", pool)
     yield pool
     pool.close_idle()
-
-
-@contextlib.contextmanager
-def few_descriptors(left: int) -> Iterator[None]:
-    """A block in which this process can open `left` more, and no further one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    top = max(map(int, os.listdir("/proc/self/fd"))) + 2
-    resource.setrlimit(resource.RLIMIT_NOFILE, (top, hard))
-    held: list[int] = []
-    try:
-        with contextlib.suppress(OSError):
-            while True:
-                held.append(os.open("/dev/null", os.O_RDONLY))
-        assert len(held) >= left
-        for _ in range(left):
-            os.close(held.pop())
-        yield
-    finally:
-        for fd in held:
-            os.close(fd)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def says(sandbox: Sandbox) -> tuple[int | None, bytes, str | None]:

@@ -325,7 +325,9 @@ def _fits(slot: Slot, kind: SlotKind) -> bool:
 
 
 def _has(slot: Slot, shape: Shape | None) -> bool:
-    return (slot.bay.shape if slot.bay is not None else None) == shape
+    if slot.bay is None:
+        return shape is None
+    return slot.bay.shape == shape and slot.bay.whole
 
 
 def _close(slot: Slot) -> None:

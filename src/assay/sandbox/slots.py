@@ -44,6 +44,11 @@ class Bay:
     stack: contextlib.ExitStack
     """What has to be freed of it."""
 
+    @property
+    def whole(self) -> bool:
+        """Whether its room is there still: it may have waited for days, and a cleaner of temporary files been here."""
+        return all(place.is_dir() for place in self.room.writables.values())
+
 
 class Slot:
     """See the module. Not for two sandboxes at once; not for two threads at once."""
