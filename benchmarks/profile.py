@@ -52,7 +52,7 @@ MARKS = (
     Mark("from sending to `started` heard", "assay.sandbox.slotrun", "SlotRun.begin", LEFT),
     Mark("from there to the end of the process", "assay.sandbox.supervise", "Run._down", ENTERED),
     Mark("proof of death and counters", "assay.sandbox.supervise", "Run._down", LEFT),
-    Mark("reading what was left", "assay.grading.verification", "_read_whatever", LEFT),
+    Mark("reading what was left", "assay.grading.verification", "read_whatever", LEFT),
     Mark("closing", "assay.grading.settling", "verify_once", LEFT),
     Mark("settling and the verdict", "assay.grading.grade", "Verification.verdict", LEFT),
 )

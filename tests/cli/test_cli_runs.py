@@ -9,13 +9,14 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Select, func, select
 
 import commands
 from assay.answers import StoreUnusable, schema
-from assay.runs import find_place, read_run
+from assay.runs import find_place, read_run, verifying
 from commands import ASSAY, Ended, assay, make_task
 
 GRADING = "def verify(workspace):\n    return float((workspace / 'answer.txt').read_text())\n"
@@ -265,3 +266,20 @@ def test_a_run_of_another_program_is_refused(tmp_path: Path, inline: Commands) -
         done = inline(name, tmp_path / "run")
         assert done.code == 2
         assert "no SQLite database" in done.stderr.replace("\n", " ")
+
+
+@pytest.mark.parametrize(("words", "warm"), [((), True), (("--no-warm",), False)])
+def test_no_warm_reaches_the_grading(
+    tmp_path: Path, inline: Commands, run: Commands, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], warm: bool
+) -> None:
+    seen: list[object] = []
+    grade = verifying.grade
+
+    async def noted(*given: Any, **options: Any) -> Any:
+        seen.append(options["warm"])
+        return await grade(*given, **options)
+
+    monkeypatch.setattr(verifying, "grade", noted)
+    assert run("--agent", "oracle", *words).code == 0
+    assert inline("regrade", tmp_path / "run", *words).code == 0
+    assert seen == [warm] * 4

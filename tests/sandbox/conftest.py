@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from assay.sandbox import Sandbox, SandboxSpec, get_provider
 from assay.sandbox.bubblewrap import BubblewrapProvider
 from assay.sandbox.machine import usable_hierarchy
+from assay.sandbox.slotpool import SlotPool
 
 Make = Callable[..., Awaitable[Sandbox]]
 
@@ -82,3 +83,13 @@ def small_base(tmp_path: Path) -> Path:
         if not path.is_symlink():
             path.chmod(0o755)
     return base
+
+
+@pytest.fixture
+def one_slot(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlotPool]:
+    """A pool of one slot, at most, that no other test has used."""
+    monkeypatch.setattr("assay.sandbox.slotpool._idle_most", lambda: 1)
+    pool = SlotPool()
+    monkeypatch.setattr("assay.sandbox.namespaces.POOL", pool)
+    yield pool
+    pool.close_idle()

@@ -47,16 +47,6 @@ PROVIDER = NamespacesProvider()
 
 
 @pytest.fixture
-def own_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlotPool]:
-    """A pool of one slot, at most, that no other test has used."""
-    monkeypatch.setattr("assay.sandbox.slotpool._idle_most", lambda: 1)
-    pool = SlotPool()
-    monkeypatch.setattr("assay.sandbox.namespaces.POOL", pool)
-    yield pool
-    pool.close_idle()
-
-
-@pytest.fixture
 def place() -> Iterator[Path]:
     """A folder that every uid can pass."""
     with scratch_folder("bays") as folder:
@@ -97,7 +87,7 @@ async def one_after_the_other(pool: SlotPool, *turns: tuple[SandboxSpec, str]) -
 LIST = "import os; print(sorted(os.path.join(at, name) for at, _, names in os.walk('/logs') for name in names))"
 
 
-async def test_a_room_is_empty_whatever_the_one_before_left(own_pool: SlotPool) -> None:
+async def test_a_room_is_empty_whatever_the_one_before_left(one_slot: SlotPool) -> None:
     spec = SandboxSpec(mounts=(Writable("/logs/verifier"), Writable("/logs/artifacts", on_disk=True)))
     leaves = """
 import os, stat
@@ -109,7 +99,7 @@ for at in ("/logs/verifier", "/logs/artifacts"):
 """
     # The second has the bay that was laid out after the first.
     looks = LIST + "; print([oct(os.stat(at).st_mode) for at in ('/logs/verifier', '/logs/artifacts')])"
-    said = await one_after_the_other(own_pool, (spec, leaves), (spec, looks))
+    said = await one_after_the_other(one_slot, (spec, leaves), (spec, looks))
     assert said[1] == "[]\n['0o40700', '0o40700']\n"
 
 
@@ -117,7 +107,7 @@ def looks_at(*places: str) -> str:
     return f"import os; print({{at: sorted(os.listdir(at)) for at in {places!r} if os.path.exists(at)}})"
 
 
-async def test_a_bay_of_one_shape_is_not_given_to_another(own_pool: SlotPool, place: Path) -> None:
+async def test_a_bay_of_one_shape_is_not_given_to_another(one_slot: SlotPool, place: Path) -> None:
     for name in ("one", "two"):
         (place / name).mkdir()
         (place / name / name).touch()
@@ -129,7 +119,7 @@ async def test_a_bay_of_one_shape_is_not_given_to_another(own_pool: SlotPool, pl
         (Writable("/out"), Overlay(place / "one", "/seen", own=True)),
     )
     look = looks_at("/out", "/other", "/seen")
-    said = await one_after_the_other(own_pool, *((SandboxSpec(mounts=mounts), look) for mounts in shapes))
+    said = await one_after_the_other(one_slot, *((SandboxSpec(mounts=mounts), look) for mounts in shapes))
     assert said == [
         "{'/out': [], '/seen': ['one']}\n",
         "{'/out': [], '/seen': ['two']}\n",
@@ -139,33 +129,33 @@ async def test_a_bay_of_one_shape_is_not_given_to_another(own_pool: SlotPool, pl
     ]
 
 
-async def test_limits_belong_to_the_shape(own_pool: SlotPool) -> None:
+async def test_limits_belong_to_the_shape(one_slot: SlotPool) -> None:
     if Capability.MEMORY_LIMIT not in PROVIDER.capabilities():
         pytest.skip("this user may make no memory group")
     size = "import os; s = os.statvfs('/out'); print(s.f_blocks * s.f_frsize >> 20)"
     specs = [SandboxSpec(mounts=(Writable("/out"),), limits=Limits(tmp_bytes=n * MIB)) for n in (8, 16, 8)]
-    said = await one_after_the_other(own_pool, *((spec, size) for spec in specs))
+    said = await one_after_the_other(one_slot, *((spec, size) for spec in specs))
     assert said == ["8\n", "16\n", "8\n"]
 
 
-async def test_a_bay_that_nobody_ran_in_shows_nothing_to_the_next(own_pool: SlotPool, place: Path) -> None:
+async def test_a_bay_that_nobody_ran_in_shows_nothing_to_the_next(one_slot: SlotPool, place: Path) -> None:
     for name in ("one", "two"):
         (place / name).mkdir()
         (place / name / name).touch()
     first, second = (SandboxSpec(mounts=(Overlay(place / name, "/seen", own=True),)) for name in ("one", "two"))
     sandbox = await PROVIDER.create(first)
     await sandbox.close()
-    await ready_slot(own_pool)
+    await ready_slot(one_slot)
     # Its late mounts were made by the fork, for a command that never came.
     sandbox = await PROVIDER.create(first)
     await sandbox.close()
-    await ready_slot(own_pool)
+    await ready_slot(one_slot)
     sandbox = await PROVIDER.create(second)
     assert await run(sandbox, looks_at("/seen")) == "{'/seen': ['two']}\n"
     await sandbox.close()
 
 
-async def test_mounts_inside_a_read_only_folder(own_pool: SlotPool, place: Path) -> None:
+async def test_mounts_inside_a_read_only_folder(one_slot: SlotPool, place: Path) -> None:
     tests, own = place / "tests", place / "own.json"
     (tests / "data" / "deep").mkdir(parents=True)
     for name in ("response.json", "data/deep/file"):
@@ -184,7 +174,7 @@ for path in ("/tests/response.json", "/tests/data/deep/file", "/tests/new"):
     try: open(path, "w"); print("written")
     except OSError as error: print(error.errno)
 """
-    said = await one_after_the_other(own_pool, (spec, look), (spec, look))
+    said = await one_after_the_other(one_slot, (spec, look), (spec, look))
     assert said == ["mine mine\n30\n30\n30\n"] * 2
     assert (tests / "response.json").read_text() == "placeholder"
 
@@ -217,7 +207,7 @@ SHAPES: list[tuple[str, bool, Callable[[Path], tuple[Mount, ...]]]] = [
 
 @pytest.mark.parametrize(("has", "mounts"), [case[1:] for case in SHAPES], ids=[case[0] for case in SHAPES])
 async def test_which_sandboxes_get_a_bay(
-    has: bool, mounts: Callable[[Path], tuple[Mount, ...]], own_pool: SlotPool, place: Path
+    has: bool, mounts: Callable[[Path], tuple[Mount, ...]], one_slot: SlotPool, place: Path
 ) -> None:
     (place / "tests" / "folder").mkdir(parents=True)
     for name in ("tests/here", "file"):
@@ -231,8 +221,8 @@ async def test_which_sandboxes_get_a_bay(
         return
     result = await sandbox.exec(["true"], timeout_s=30)
     await sandbox.close()
-    own_pool.settle(30)
-    assert has == all(slot.bay is not None for slot in own_pool._idle)
+    one_slot.settle(30)
+    assert has == all(slot.bay is not None for slot in one_slot._idle)
     if has:
         assert (result.how, result.code) == (Ended.EXITED, 0), result
 
@@ -260,14 +250,14 @@ def gone(pid: int) -> bool:
 
 @pytest.mark.parametrize("who", ["server", "init", "command"])
 @pytest.mark.parametrize("noticed", [True, False])
-async def test_a_bay_whose_fork_died_is_replaced(own_pool: SlotPool, who: str, noticed: bool) -> None:
+async def test_a_bay_whose_fork_died_is_replaced(one_slot: SlotPool, who: str, noticed: bool) -> None:
     spec = SandboxSpec(mounts=(Writable("/out"),), interpreter=PYTHON)
     await get_ready(spec)
-    (warm,) = own_pool._idle
+    (warm,) = one_slot._idle
     first: Any = await PROVIDER.create(spec)
     assert first._maker.slot is warm
     await first.close()
-    slot = await ready_slot(own_pool)
+    slot = await ready_slot(one_slot)
     there = waiting(slot)
     sandbox: Any = None if noticed else await PROVIDER.create(spec)
     os.kill(there[who], signal.SIGKILL)
@@ -284,15 +274,15 @@ async def test_a_bay_whose_fork_died_is_replaced(own_pool: SlotPool, who: str, n
     assert await run(sandbox, "print('READY_MODULES' in globals())") == "True\n"
     assert await run(sandbox, looks_at("/out")) == "{'/out': []}\n"
     await sandbox.close()
-    await ready_slot(own_pool)
+    await ready_slot(one_slot)
 
 
 @pytest.mark.parametrize("what", ["the folder", "a room in memory", "a room on disk"])
-async def test_a_bay_that_a_cleaner_of_temporary_files_found_is_not_used(own_pool: SlotPool, what: str) -> None:
+async def test_a_bay_that_a_cleaner_of_temporary_files_found_is_not_used(one_slot: SlotPool, what: str) -> None:
     spec = SandboxSpec(mounts=(Writable("/out"), Writable("/disk", on_disk=True)))
     first = await PROVIDER.create(spec)
     await first.close()
-    slot = await ready_slot(own_pool)
+    slot = await ready_slot(one_slot)
     assert slot.bay is not None
     room = slot.bay.room
     gone_with = {"the folder": [*room.writables.values()], "a room in memory": [room.writables["/out"]]}
@@ -302,7 +292,7 @@ async def test_a_bay_that_a_cleaner_of_temporary_files_found_is_not_used(own_poo
     await run(sandbox, "open('/out/reward', 'w').close(); open('/disk/log', 'w').close()")
     assert [sorted(os.listdir(await sandbox.get(at))) for at in ("/out", "/disk")] == [["reward"], ["log"]]
     await sandbox.close()
-    await ready_slot(own_pool)
+    await ready_slot(one_slot)
 
 
 CHANGES = """
@@ -328,7 +318,7 @@ print(open("kept").read(), sorted(os.listdir(".")))
 """
 
 
-async def test_two_on_one_lower_folder_at_once_see_their_own_changes_alone(own_pool: SlotPool, place: Path) -> None:
+async def test_two_on_one_lower_folder_at_once_see_their_own_changes_alone(one_slot: SlotPool, place: Path) -> None:
     lower = place / "captured"
     (lower / "folder").mkdir(parents=True)
     for name in ("kept", "gone", "folder/inside"):
@@ -374,7 +364,7 @@ FILLS = {
 @pytest.mark.parametrize("forks", [False, True])
 @pytest.mark.parametrize("where", FILLS)
 async def test_memory_of_the_one_before_is_not_charged_to_the_next(
-    own_pool: SlotPool, place: Path, where: str, forks: bool
+    one_slot: SlotPool, place: Path, where: str, forks: bool
 ) -> None:
     if Capability.MEMORY_LIMIT not in PROVIDER.capabilities():
         pytest.skip("this user may make no memory group")
@@ -382,7 +372,7 @@ async def test_memory_of_the_one_before_is_not_charged_to_the_next(
     mounts = (Writable("/out"), Overlay(place / "app", "/app", own=True))
     spec = SandboxSpec(mounts=mounts, limits=Limits(memory_bytes=384 * MIB), interpreter=PYTHON)
     await get_ready(spec)
-    await one_after_the_other(own_pool, (spec, "pass"))
+    await one_after_the_other(one_slot, (spec, "pass"))
     # A worker process of the caller's, say, forked where a fork waits: it has copies of all descriptors.
     child = os.fork() if forks else -1
     if child == 0:
@@ -391,7 +381,7 @@ async def test_memory_of_the_one_before_is_not_charged_to_the_next(
     try:
         fills = f"x = bytes(1); {FILLS[where]}"
         said = await one_after_the_other(
-            own_pool, (spec, fills), (spec, "x = b'x' * (280 << 20); print('READY_MODULES' in globals())")
+            one_slot, (spec, fills), (spec, "x = b'x' * (280 << 20); print('READY_MODULES' in globals())")
         )
     finally:
         if forks:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,29 +20,19 @@ from scarcity import few_descriptors
 SPEC = SandboxSpec(mounts=(Writable("/out"),))
 
 
-@pytest.fixture
-def own_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlotPool]:
-    """A pool of one slot, at most, that no other test has used."""
-    monkeypatch.setattr("assay.sandbox.slotpool._idle_most", lambda: 1)
-    pool = SlotPool()
-    monkeypatch.setattr("assay.sandbox.namespaces.POOL", pool)
-    yield pool
-    pool.close_idle()
-
-
 async def says(sandbox: Sandbox) -> tuple[int | None, bytes, str | None]:
     result = await sandbox.exec(["echo", "here"], timeout_s=30)
     return result.code, result.stdout, result.fault
 
 
 @pytest.mark.parametrize("left", [0, 1])
-async def test_a_fork_that_could_not_be_asked_for_costs_no_later_sandbox(own_pool: SlotPool, left: int) -> None:
+async def test_a_fork_that_could_not_be_asked_for_costs_no_later_sandbox(one_slot: SlotPool, left: int) -> None:
     provider = NamespacesProvider()
     first = await provider.create(SPEC)
     assert await says(first) == (0, b"here\n", None)
     await first.close()
-    own_pool.settle()
-    (slot,) = own_pool._idle
+    one_slot.settle()
+    (slot,) = one_slot._idle
     with few_descriptors(left):
         slot.ask()
     assert not slot.waits
@@ -52,7 +41,7 @@ async def test_a_fork_that_could_not_be_asked_for_costs_no_later_sandbox(own_poo
         assert sandbox._maker.slot is slot
         assert await says(sandbox) == (0, b"here\n", None)
         await sandbox.close()
-        own_pool.settle()
+        one_slot.settle()
 
 
 @pytest.mark.parametrize("left", range(0, 24, 3))
@@ -71,7 +60,7 @@ def test_a_slot_that_cannot_be_started_leaves_no_process(left: int) -> None:
 
 
 async def test_without_another_thread_a_slot_is_renewed_by_who_comes_next(
-    own_pool: SlotPool, monkeypatch: pytest.MonkeyPatch
+    one_slot: SlotPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     provider = NamespacesProvider()
     first: Any = await provider.create(SPEC)
@@ -88,5 +77,5 @@ async def test_without_another_thread_a_slot_is_renewed_by_who_comes_next(
     assert await says(second) == (0, b"here\n", None)
     await second.close()
     # A thread can be had again.
-    own_pool.settle()
-    assert [slot.bay is not None for slot in own_pool._idle] == [True] * len(own_pool._idle)
+    one_slot.settle()
+    assert [slot.bay is not None for slot in one_slot._idle] == [True] * len(one_slot._idle)

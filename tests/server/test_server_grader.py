@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,3 +75,27 @@ async def test_a_task_that_cannot_be_used_hides_no_other(tmp_path: Path) -> None
     assert [task["task_id"] for task in said["tasks"]] == ["good"]
     assert [task["task_id"] for task in said["invalid"]] == ["bad"]
     assert one.json() == said["tasks"][0]
+
+
+@pytest.mark.parametrize("warm", [True, False])
+async def test_warm_reaches_the_grading(
+    wants: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm: bool
+) -> None:
+    import aiohttp
+
+    from assay.server import grader as module
+
+    seen: list[object] = []
+    grade = module.grade
+
+    async def noted(*given: Any, **options: Any) -> Any:
+        seen.append(options["warm"])
+        return await grade(*given, **options)
+
+    monkeypatch.setattr(module, "grade", noted)
+    graded = SandboxGrader(rootfs="host", state=tmp_path / "state", control=False, warm=warm)
+    settings = Settings(wants, port=0, grader=graded, state=tmp_path / "state")
+    async with started(settings) as server, aiohttp.ClientSession() as session:
+        client = Served(server, session, None)  # type: ignore[arg-type] # the real one is in its place
+        await client.verify(response={"output_text": "4"})
+    assert seen == [warm]

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from assay.sandbox.base import BaseUse, Limits, Mount, Overlay, ReadOnly, SandboxSpec, Socket, Writable
-from assay.sandbox.blueprints import Blueprint, frame_of, is_layered, own_steps, told
+from assay.sandbox.blueprints import Blueprint, frame_of, own_steps, told
 from assay.sandbox.launch import SetupFailed, local_failure
 from assay.sandbox.layout import HOST_NAMES, Step
 from assay.sandbox.parts import Parts, furnish, make_room
@@ -96,19 +96,19 @@ def lay_out(slot: Slot, shape: Shape) -> None:
     begun, _ = _steps(shape)
     with contextlib.ExitStack() as stack:
         try:
-            if slot.group is not None:
-                slot.group.limit(shape.limits)
-            tenant = slot.tenant()
+            tenant = slot.tenant(shape.limits)
             room = make_room(shape.mounts, shape.limits, tenant, stack)
             own = [replace(step, sources=(room.writables[step.of],)) if step.of else step for step in begun]
             stage = told(own, frozenset(), True)
+            layered = any(isinstance(mount, Overlay) for mount in shape.mounts)
+            frame = frame_of(shape.limits, tenant, layered)
             if slot.control is not None:
                 # What cannot be mounted is said when the command comes.
                 with contextlib.suppress(SetupFailed):
-                    build(slot, stage, frame_of(shape.limits, tenant, is_layered(_spec(shape))), slot.control)
+                    build(slot, stage, frame, slot.control)
         except OSError as error:
             raise local_failure(error, "make a sandbox") from error
-        slot.bay = Bay(shape, room, stage, stack.pop_all())
+        slot.bay = Bay(shape, tenant, room, stage, frame, stack.pop_all())
 
 
 def move_in(
@@ -120,14 +120,12 @@ def move_in(
     """
     bay, slot.bay = slot.bay, None
     assert bay is not None  # noqa: S101 - whoever calls has just laid it out, or taken the slot for it
-    tenant = slot.tenant()
     with bay.stack as stack:
-        parts = furnish(spec, tenant, bay.room, stack)
+        parts = furnish(spec, bay.tenant, bay.room, stack)
         kept = contextlib.ExitStack()
         kept.callback(parts.free)
     rest = [replace(step, sources=(parts.sources[step.of],)) for step in _steps(shape)[1]]
-    frame = frame_of(shape.limits, tenant, is_layered(spec))
-    blueprint = Blueprint(bay.begun, told(rest, parts.mapped, True), frame)
+    blueprint = Blueprint(bay.begun, told(rest, parts.mapped, True), bay.frame)
     if slot.control is not None:
         # While the caller gets its command ready. What cannot be mounted is said when the command comes.
         with contextlib.suppress(SetupFailed, OSError):
@@ -140,17 +138,11 @@ def _steps(shape: Shape) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
     """The steps before a request, and those that show what it brings."""
     places = {mount.at for mount in shape.mounts}
     inside = {at for at in places if any(str(above) in places for above in PurePosixPath(at).parents)}
-    outer = replace(_spec(shape), mounts=tuple(mount for mount in shape.mounts if mount.at not in inside))
-    sources = {mount.at: _FOLDER if _is_folder(mount) else _FILE for mount in shape.mounts}
-    steps = own_steps(outer, sources)
-    assert steps is not None  # noqa: S101 - nothing stands in a part of the base (`shape_of`)
+    outer = tuple(mount for mount in shape.mounts if mount.at not in inside)
+    sources = {mount.at: _FOLDER if _is_folder(mount) else _FILE for mount in outer}
+    steps = own_steps(SandboxSpec(mounts=outer, network=shape.network, limits=shape.limits), sources)
     writable = {mount.at for mount in shape.mounts if isinstance(mount, Writable)}
     begun = tuple(step for step in steps if not step.of or step.of in writable)
     rest = [step for step in steps if step.of and step.of not in writable]
     rest += [Step("ro-bind", at, of=at) for at in sorted(inside, key=lambda at: len(PurePosixPath(at).parts))]
     return begun, tuple(rest)
-
-
-def _spec(shape: Shape) -> SandboxSpec:
-    """Some sandbox of the shape."""
-    return SandboxSpec(mounts=shape.mounts, network=shape.network, limits=shape.limits)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from assay.sandbox.base import BaseUse, Limits, Overlay, SandboxSpec
+from assay.sandbox.base import Limits, SandboxSpec
 from assay.sandbox.cgroups import half_of_memory
 from assay.sandbox.hostetc import shared_etc
 from assay.sandbox.launcher import kernel
@@ -69,19 +69,11 @@ def base_of(spec: SandboxSpec) -> Laid:
     return NOTHING if spec.base is not None else _host(spec.network, shared_etc(spec.network))[0]
 
 
-def own_steps(spec: SandboxSpec, sources: Mapping[str, Path]) -> tuple[Step, ...] | None:
-    """The steps of a sandbox on the host's base that are not laid ahead; None where the base must be changed for it."""
+def own_steps(spec: SandboxSpec, sources: Mapping[str, Path]) -> tuple[Step, ...]:
+    """The steps of a sandbox on the host's base that are not laid ahead, none of whose mounts stands in a part of the base."""
     etc = shared_etc(spec.network)
-    plan = plan_sandbox(spec, sources, etc, Path("/nowhere"))
-    if plan.skeletons:
-        return None
     laid = _host(spec.network, etc)[1]
-    return tuple(step for step in plan.steps if step not in laid)
-
-
-def is_layered(spec: SandboxSpec) -> bool:
-    """Whether an overlay is among the mounts of a sandbox on the host's base."""
-    return spec.base_use is not BaseUse.READ_ONLY or any(isinstance(mount, Overlay) for mount in spec.mounts)
+    return tuple(step for step in plan_sandbox(spec, sources, etc, Path("/nowhere")).steps if step not in laid)
 
 
 @functools.cache

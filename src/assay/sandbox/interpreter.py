@@ -24,10 +24,10 @@ class Interpreter:
         """What it is started with."""
         return whole_environment(None)
 
-    @property
-    def ahead(self) -> dict[str, str]:
-        """The program that its forks will most likely be asked to run, as the server is told of it."""
-        return {"program": START, "home": HOME, "compiled": compiled_files().hex()}
+    def told(self) -> dict[str, object]:
+        """As the server is told of it, with the program that its forks will most likely be asked to run."""
+        ahead = {"program": START, "home": HOME, "compiled": compiled_files().hex()}
+        return {"path": self.path, "env": self.env, "ahead": ahead}
 
     def starts(self, command: Command) -> bool:
         """Whether a fork of it that waits is as good as starting it anew for this command."""

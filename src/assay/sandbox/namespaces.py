@@ -93,9 +93,7 @@ def _made(slot: Slot, spec: SandboxSpec) -> HostedSandbox:
     """A sandbox whose steps are all told at once."""
     with contextlib.ExitStack() as stack:
         try:
-            if slot.group is not None:
-                slot.group.limit(spec.limits)
-            tenant = slot.tenant()
+            tenant = slot.tenant(spec.limits)
             room = make_room(spec.mounts, spec.limits, tenant, stack)
             parts = furnish(spec, tenant, room, stack)
             stack.callback(parts.free)

@@ -15,13 +15,14 @@ from pathlib import Path
 
 from assay.failures import FailureEvent
 from assay.sandbox.base import MIB, Limits
+from assay.sandbox.blueprints import Frame
 from assay.sandbox.cgroups import Group
 from assay.sandbox.interpreter import Interpreter
 from assay.sandbox.launch import local_failure
 from assay.sandbox.launcher import kernel, wire
 from assay.sandbox.machine import usable_hierarchy
 from assay.sandbox.parts import Room, Tenant, remove_group
-from assay.sandbox.slotserver import Parked, SlotServer
+from assay.sandbox.slotserver import Parked, Role, SlotServer
 from assay.sandbox.sources import Laid, Stage
 from assay.sandbox.uids import UidLease, lease_uid
 
@@ -38,9 +39,12 @@ class Bay:
 
     shape: object
     """Two that are equal stand for sandboxes that one bay is good for."""
+    tenant: Tenant
     room: Room
     begun: Stage
-    """What the fork was told to build."""
+    """What the fork was told to build, …"""
+    frame: Frame
+    """… and within which bounds."""
     stack: contextlib.ExitStack
     """What has to be freed of it."""
 
@@ -114,8 +118,10 @@ class Slot:
         """A user namespace's descriptor: a mount with it shows root's files as the sandbox's. -1 where only root could."""
         return self._server.owners if self._server is not None else -1
 
-    def tenant(self) -> Tenant:
-        """The slot as the user of a sandbox's folders."""
+    def tenant(self, limits: Limits) -> Tenant:
+        """The slot as the user of a sandbox's folders, its group under these limits. Raises `OSError` when the kernel refuses."""
+        if self.group is not None:
+            self.group.limit(limits)
         return Tenant(self.uid, self.group, joined=True, maps_root=self.maps_root)
 
     def maps_root(self, path: Path, recursive: bool) -> bool:
@@ -147,7 +153,7 @@ class Slot:
         self.stop()
         self.built = self.prepared = None
         uids = (self._leases[0].uid, self._leases[1].uid) if self.by_root else None
-        self._server = SlotServer(uids, self.network, self.user, self.group, self.base, self.interpreter)
+        self._server = SlotServer(Role(uids, self.network, self.user, self.group, self.base, self.interpreter))
         try:
             self._server.ask()
         except OSError as error:

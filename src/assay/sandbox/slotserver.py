@@ -41,18 +41,25 @@ class Parked:
         os.close(self.pidfd)
 
 
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What a slot server is to be."""
+
+    uids: tuple[int, int] | None
+    """The kernel uids of the server and of its sandboxes; None: the caller's own, for an ordinary user."""
+    network: bool
+    user: int
+    group: Group | None
+    base: Laid
+    interpreter: Interpreter | None
+    """The last five as `Slot` has them."""
+
+
 class SlotServer:
     """A running slot server. Not for two threads at once."""
 
-    def __init__(
-        self,
-        uids: tuple[int, int] | None,
-        network: bool,
-        user: int,
-        group: Group | None,
-        base: Laid,
-        interpreter: Interpreter | None,
-    ) -> None:
+    def __init__(self, role: Role) -> None:
+        """Start it, and wait until it is ready. Raises `FailureEvent`."""
         self.owners = -1
         self.pidfd = -1
         self.control: socket.socket | None = None
@@ -102,47 +109,37 @@ class SlotServer:
                 os.close(self._said)
             raise local_failure(error, "start a slot server") from error
         try:
-            self._greet(uids, network, user, group, base, interpreter)
+            self._greet(role)
         except (wire.Gone, SetupFailed, OSError) as error:
             raise self._failed(error) from error
         except BaseException:
             self.stop()
             raise
 
-    def _greet(
-        self,
-        uids: tuple[int, int] | None,
-        network: bool,
-        user: int,
-        group: Group | None,
-        base: Laid,
-        interpreter: Interpreter | None,
-    ) -> None:
+    def _greet(self, role: Role) -> None:
         program = filter_program()
         fields: dict[str, Any] = {
-            "uids": uids,
-            "network": network,
-            "user": user,
+            "uids": role.uids,
+            "network": role.network,
+            "user": role.user,
             "hostname": HOSTNAME,
             "devices": DEVICES,
             "device_links": DEVICE_LINKS,
             "program": program.hex() if program is not None else None,
         }
         with contextlib.ExitStack() as stack:
-            doors = group.doors() if group is not None else []
+            doors = role.group.doors() if role.group is not None else []
             # Root makes the mounts itself: the server, nobody to the host, could not.
-            devices = [kernel.clone_mount(f"/dev/{name}") for name in DEVICES] if uids is not None else []
+            devices = [kernel.clone_mount(f"/dev/{name}") for name in DEVICES] if role.uids is not None else []
             fds = [os.pidfd_open(os.getpid()), *doors, *devices]
             for fd in fds:
                 stack.callback(os.close, fd)
             fields["groups"] = len(doors)
             fields["device_mounts"] = len(devices)
-            named = [] if uids is not None else [source.told() for source in base.sources]
-            fields["base"] = {"steps": base.steps, "sources": named}
-            fields["interpreter"] = None
-            if interpreter is not None:
-                fields["interpreter"] = {"path": interpreter.path, "env": interpreter.env, "ahead": interpreter.ahead}
-            for source in base.sources if uids is not None else ():
+            named = [] if role.uids is not None else [source.told() for source in role.base.sources]
+            fields["base"] = {"steps": role.base.steps, "sources": named}
+            fields["interpreter"] = role.interpreter.told() if role.interpreter is not None else None
+            for source in role.base.sources if role.uids is not None else ():
                 fds.append(mount_source(source, -1))
                 stack.callback(os.close, fds[-1])
             wire.send(self.sock, "begin", fields, fds)

@@ -7,7 +7,7 @@ from assay.workspaces.inside import find_inside
 from assay.workspaces.listing import Found, list_folder
 from assay.workspaces.opener import Unreadable, Why, read_file, show
 from assay.workspaces.part import take_part
-from assay.workspaces.scratch import do_later, finish_removals, process_folder, scratch_folder
+from assay.workspaces.scratch import finish_removals, process_folder, scratch_folder
 from assay.workspaces.tree import copy_tree, remove_tree
 
 __all__ = [
@@ -21,7 +21,6 @@ __all__ = [
     "WorkspaceInvalid",
     "capture",
     "copy_tree",
-    "do_later",
     "find_inside",
     "finish_removals",
     "list_folder",

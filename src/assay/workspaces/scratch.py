@@ -19,9 +19,9 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -33,8 +33,8 @@ _MODE: Final = 0o711
 """Others may pass through to a path that they were given (a sandbox has a uid of its own), and list nothing."""
 
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - only ever used for folders made private and random
-_LATER_MOST: Final = 64
-"""Pieces of work that wait."""
+_LATER_MOST: Final = 16
+"""Folders that wait to be removed."""
 _LATER_S: Final = 0.02
 _DETACH: Final = 2
 _OPEN: Final = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - as above
@@ -59,21 +59,12 @@ def scratch_folder(
     try:
         yield path
     finally:
-        if os.getpid() == owner and not (later and _tidier.take(partial(root.give_back, path))):
+        if os.getpid() == owner and not (later and _tidier.take(root, path)):
             root.give_back(path)
 
 
-def do_later(work: Callable[[], None]) -> None:
-    """Do work that frees something a moment later, in a thread; at once where too much waits for that already.
-
-    What it raises is logged: whoever left it is gone.
-    """
-    if not _tidier.take(work):
-        _done(work)
-
-
 def finish_removals() -> None:
-    """Do now what was left for later, folders that were to be removed too; back when it is done."""
+    """Remove now what was left for later; back when it is gone."""
     _tidier.finish()
 
 
@@ -152,20 +143,13 @@ class _Root:
         self.path, self.descriptor, self.folders = None, -1, 0
 
 
-def _done(work: Callable[[], None]) -> None:
-    try:
-        work()
-    except (OSError, FailureEvent) as error:
-        _log.warning("something was left behind: %s", error)
-
-
 class _Tidier:
-    """Frees things beside other work: a verdict need not wait for that."""
+    """Removes folders beside other work: a verdict need not wait for that."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.removing = threading.Lock()
-        self.waiting: deque[Callable[[], None]] = deque()
+        self.waiting: deque[tuple[_Root, Path]] = deque()
         self.thread: threading.Thread | None = None
         self.ended = False
 
@@ -180,13 +164,13 @@ class _Tidier:
         self.lock, self.removing = threading.Lock(), threading.Lock()
         self.waiting, self.thread = deque(), None
 
-    def take(self, work: Callable[[], None]) -> bool:
-        """Whether it will be done."""
+    def take(self, root: _Root, path: Path) -> bool:
+        """Whether it will be removed."""
         with self.lock:
             # An interpreter that is ending starts no thread: whoever tried would wait for it for ever.
             if self.ended or len(self.waiting) >= _LATER_MOST:
                 return False
-            self.waiting.append(work)
+            self.waiting.append((root, path))
             if self.thread is None:
                 self.thread = threading.Thread(target=self.run, name="assay-tidier", daemon=True)
                 self.thread.start()
@@ -205,7 +189,8 @@ class _Tidier:
     def finish(self) -> None:
         with self.removing:
             while self.waiting:
-                _done(self.waiting.popleft())
+                root, path = self.waiting.popleft()
+                root.give_back(path)
 
 
 class _Roots:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,3 +160,24 @@ async def test_when_memory_runs_out_the_command_goes_and_not_its_init(launched: 
     result = await sandbox.exec(["sh", "-c", script], timeout_s=30)
     # What fills memory without any of its own would look smaller than the init.
     assert (result.how, result.stdout, result.limits_hit) == (Ended.EXITED, b"500\nsurvived\n", ("memory_limit",))
+
+
+async def test_nothing_of_a_command_lives_when_it_has_ended(launched: Make) -> None:
+    sandbox = await launched()
+    group = sandbox._parts.group
+    if group is None:
+        pytest.skip("this user may make no group")
+    leaves = "for n in $(seq 40); do (trap '' TERM HUP; setsid sleep 100 > /dev/null 2>&1 &) ; done"
+    for _ in range(3):
+        result = await sandbox.exec(["sh", "-c", leaves], timeout_s=30)
+        # The init may be about to end, and the next one wait already.
+        living = [Path(f"/proc/{pid}/comm") for pid in group.pids()]
+        assert result.code == 0
+        assert not [name for place in living if (name := _text_of(place)) in ("sh\n", "sleep\n", "setsid\n")]
+
+
+def _text_of(place: Path) -> str:
+    try:
+        return place.read_text()
+    except OSError:
+        return ""

@@ -39,7 +39,6 @@ _LOADED = (
 )
 """Modules of the standard library that are imported once for all, none of which starts a thread or keeps a state of its own."""
 
-
 _PARTS = ("calling", "delivery", "imports", "rewards")
 """The files of the runner's that it executes before it knows what to do."""
 
@@ -47,16 +46,22 @@ _PARTS = ("calling", "delivery", "imports", "rewards")
 class _Ahead:
     """The one program that is known before it is asked for: the runner of Python verifiers."""
 
-    program = ""
-    """What an interpreter is given (`-c`) to run it, …"""
-    home = ""
-    """… and its folder in the sandbox, the first argument."""
-    codes: dict[str, CodeType] = {}  # noqa: RUF012 - replaced as a whole, by `load`
-    """What is in the folder, compiled; empty: nothing is known ahead."""
-    # The rest is replaced as a whole, by `rehearse`.
-    parts: dict[str, ModuleType] = {}  # noqa: RUF012 - see above
-    launcher: list[ModuleType] = []  # noqa: RUF012 - see above
-    modules: frozenset[str] = frozenset()
+    def __init__(self) -> None:
+        self.program = ""
+        """What an interpreter is given (`-c`) to run it, …"""
+        self.home = ""
+        """… and its folder in the sandbox, the first argument."""
+        self.codes: dict[str, CodeType] = {}
+        """What is in the folder, compiled; empty: nothing is known ahead."""
+        self.parts: dict[str, ModuleType] = {}
+        """What was executed of it (`rehearse`)."""
+        self.modules: frozenset[str] = frozenset()
+        """Those that are loaded, and would not be in an interpreter that was just started."""
+        self.launcher: list[ModuleType] = []
+        """Kept till the end: to take them apart would write to the pages of all that is in them."""
+
+
+_ahead = _Ahead()
 
 
 def load(ahead: Mapping[str, Any]) -> None:
@@ -74,8 +79,8 @@ def load(ahead: Mapping[str, Any]) -> None:
     magic: bytes = sys.modules["_frozen_importlib_external"].MAGIC_NUMBER
     if data.startswith(magic):
         compiled = marshal.loads(data[len(magic) :])  # noqa: S302 - the supervisor's
-        _Ahead.codes = {path: marshal.loads(code) for path, code in compiled.items()}  # noqa: S302 - as above
-        _Ahead.program, _Ahead.home = ahead["program"], ahead["home"]
+        _ahead.codes = {path: marshal.loads(code) for path, code in compiled.items()}  # noqa: S302 - as above
+        _ahead.program, _ahead.home = ahead["program"], ahead["home"]
 
 
 def rehearse(usual: frozenset[str]) -> None:
@@ -86,18 +91,17 @@ def rehearse(usual: frozenset[str]) -> None:
     `READY_MODULES`, in case that it is to find others of these names.
     """
     parts = {}
-    for name in _PARTS if _Ahead.codes else ():
-        path = f"{_Ahead.home}/assay/verifiers/{name}.py"
+    for name in _PARTS if _ahead.codes else ():
+        path = f"{_ahead.home}/assay/verifiers/{name}.py"
         parts[name] = module = ModuleType(f"assay.verifiers.{name}")
         module.__file__ = path
-        exec(_Ahead.codes[path], module.__dict__)  # noqa: S102 - a file of the runner's own
-    _Ahead.parts = parts
+        exec(_ahead.codes[path], module.__dict__)  # noqa: S102 - a file of the runner's own
+    _ahead.parts = parts
     if parts:
         # It looks for a module that not every version has.
         parts["imports"].sha256()
-    # Kept till the end: to take them apart would write to the pages of all that is in them.
-    _Ahead.launcher = [sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "launcher"]
-    _Ahead.modules = frozenset(sys.modules) - usual
+    _ahead.launcher = [sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "launcher"]
+    _ahead.modules = frozenset(sys.modules) - usual
     scratch: dict[str, Any] = {}
     exec(compile(_REHEARSED, "<string>", "exec", dont_inherit=True), scratch)  # noqa: S102 - see `_REHEARSED`
     json.loads(json.dumps({"files": {"name": "digest"}, "numbers": [1, 2.5, None]}))
@@ -138,13 +142,13 @@ def run(argv: list[str], env: Mapping[bytes, bytes]) -> NoReturn:
     main = ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __spec__=None, __loader__=sys.__spec__.loader, __annotations__={})
     code = None
-    if _Ahead.codes and argv[3] == _Ahead.program and argv[4:5] == [_Ahead.home]:
+    if _ahead.codes and argv[3] == _ahead.program and argv[4:5] == [_ahead.home]:
         # What the program itself would come to.
-        runner = f"{_Ahead.home}/run_verifier.py"
+        runner = f"{_ahead.home}/run_verifier.py"
         del sys.argv[1]
-        main.__dict__.update(__file__=runner, ASSAY_COMPILED=_Ahead.codes, ASSAY_PARTS=_Ahead.parts)
-        code = _Ahead.codes[runner]
-    main.__dict__["READY_MODULES"] = _Ahead.modules
+        main.__dict__.update(__file__=runner, ASSAY_COMPILED=_ahead.codes, ASSAY_PARTS=_ahead.parts)
+        code = _ahead.codes[runner]
+    main.__dict__["READY_MODULES"] = _ahead.modules
     sys.modules["__main__"] = main
     try:
         if code is None:
