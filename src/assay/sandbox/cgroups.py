@@ -154,9 +154,13 @@ _numbers = itertools.count()
 class Group:
     """The control group of one sandbox. `join` its first process, read `counters`, `remove` it when it is empty."""
 
-    def __init__(self, hierarchy: Hierarchy, limits: Limits) -> None:
-        """Make the group with its limits. Raises `OSError` when the kernel refuses."""
+    def __init__(self, hierarchy: Hierarchy, limits: Limits, *, pid1: bool = True) -> None:
+        """Make the group with its limits. `pid1`: whether the sandbox's own pid 1 joins it, too.
+
+        Raises `OSError` when the kernel refuses.
+        """
         self._hierarchy = hierarchy
+        self._pid1 = pid1
         self._name = f"{_prefix()}{os.getpid()}-{start_time(os.getpid())}-{next(_numbers)}"
         self._folders = {name: folder / self._name for name, folder in hierarchy.folders.items()}
         self._counting: dict[str, int] = {}
@@ -207,8 +211,8 @@ class Group:
             if counts_swap:
                 self._write("memory", swap, str(memory) if old else "0")
         if limits.processes != before.processes and "pids" in self._folders:
-            # One more: the sandbox's own pid 1.
-            self._write("pids", "pids.max", "max" if limits.processes is None else str(limits.processes + 1))
+            count = "max" if limits.processes is None else str(limits.processes + self._pid1)
+            self._write("pids", "pids.max", count)
         if limits.cpus != before.cpus and "cpu" in self._folders:
             quota = None if limits.cpus is None else max(_MINIMUM_QUOTA_US, math.ceil(limits.cpus * _PERIOD_US))
             if old:

@@ -38,8 +38,6 @@ class Tenant:
     uid: int | None
     """The kernel uid it runs under; None: the caller's own."""
     group: Group | None
-    joined: bool = False
-    """Whether what is started for it is born in the group."""
     maps_root: Callable[[Path, bool], bool] = field(default=_nowhere)
     """Whether this folder or file (and what is mounted in it) can be mounted so that root's files are the sandbox's own."""
 

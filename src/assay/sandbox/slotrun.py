@@ -15,6 +15,7 @@ from assay.sandbox.blueprints import Blueprint, Frame
 from assay.sandbox.hosted import Command
 from assay.sandbox.launch import SETUP_S, End, Seen, SetupFailed, Stdio
 from assay.sandbox.launcher import wire
+from assay.sandbox.procfs import descendants
 from assay.sandbox.slots import Slot
 from assay.sandbox.slotserver import Parked, pid_of
 from assay.sandbox.sources import Stage, mount_source
@@ -24,6 +25,8 @@ _HALF = object()
 _STARTS_MOST = 2
 _FORKS_MOST = 3
 _SERVER_DIES_S = 1.0
+_ANSWERS_S = 5.0
+_DECIDES = {"started", "failed", "ended"}
 
 
 def build(slot: Slot, begun: Stage, frame: Frame, control: socket.socket) -> None:
@@ -76,11 +79,8 @@ class SlotRun:
         """
         self._ahead = ahead
         self._meanwhile = meanwhile
-        self.pid1: int | None = None
         self._parked: Parked | None = None
         self._said: dict[str, str] = {}
-        self._killed = False
-        self._alone = False
         self._slot = slot
         self._blueprint = blueprint
         self._command = command
@@ -95,23 +95,28 @@ class SlotRun:
 
     @property
     def exit_fds(self) -> tuple[int, ...]:
-        """See `Launched.exit_fds`: the init's own end, and its word that the command has ended."""
-        return (self._parked.pidfd, self._parked.control.fileno()) if self._parked is not None else ()
+        """See `Launched.exit_fds`: the command's own end, and the server's word of it."""
+        return (self._parked.command, self._parked.control.fileno()) if self._parked is not None else ()
 
     @property
-    def outlives(self) -> int | None:
-        """See `Launched.outlives`."""
-        return self.pid1 if self._alone else None
+    def pid1(self) -> int | None:
+        """See `Launched.pid1`."""
+        return pid_of(self._parked.init) if self._parked is not None else None
 
-    async def begin(self, bound: Callable[[int], None], patience: Insistence) -> None:
+    def processes(self) -> list[int]:
+        """See `Launched.processes`. What the command started is below it, and what lost its parent below the init."""
+        parked = self._parked
+        return [] if parked is None else [*descendants(pid_of(parked.command)), *descendants(pid_of(parked.init))]
+
+    async def begin(self, bound: Callable[[int | None], None], patience: Insistence) -> None:
         """See `Launched.begin`."""
         if self._slot.holds:
             # What the command before this one wrote takes none of this one's memory.
             await patience.run(self._slot.let_go)
         for _ in range(_FORKS_MOST):
             parked = self._parked = await self._take(patience)
-            self.pid1 = pid_of(parked.pidfd)
-            bound(self.pid1)
+            # Born in the group.
+            bound(None)
             if _HALF in (self._slot.built, self._slot.prepared):
                 self._drop()
                 continue
@@ -121,36 +126,35 @@ class SlotRun:
             self._send(parked)
             self._meanwhile()
             deadline = time.monotonic() + SETUP_S
-            while not self._said.keys() & {"started", "failed"}:
+            while not self._said.keys() & _DECIDES:
                 if not await patience.until_readable(parked.control.fileno(), deadline - time.monotonic()):
                     raise SetupFailed(f"the sandbox was not set up within {SETUP_S:g} s")
                 if not self._listen():
                     break
-            else:
+            if self._said.keys() & {"started", "failed"}:
                 break
             # Killed before anything of a task's ran in it: another does as well.
             self._drop()
             self._said.clear()
         if "failed" in self._said:
             raise SetupFailed(self._said["failed"])
-        if not self._said:
-            raise SetupFailed("the sandbox's init was killed before the command started")
+        if "started" not in self._said:
+            raise SetupFailed("the sandbox was killed before the command started")
 
     def _listen(self) -> bool:
-        """Note what the sandbox's init says next; whether there was anything."""
+        """Note what the fork or its server says next; whether there was anything."""
         assert self._parked is not None  # noqa: S101 - there are words only of what began
         try:
             word, fields, fds = wire.receive(self._parked.control)
             self._slot.hold(fds)
-        except (wire.Gone, ValueError):
-            # At the end, or at what no init of ours says.
+        except wire.Gone:
             return False
         name, _, value = word.partition(":")
         self._said[name] = value or fields.get("why", "")
         return True
 
     def _ends(self) -> bool:
-        """Whether the sandbox's init has said that the command has ended, or can say nothing any more."""
+        """Whether the server has said how the command ended, or can say nothing any more."""
         assert self._parked is not None  # noqa: S101 - there are words only of what began
         while readable_within(self._parked.control.fileno(), 0):
             if not self._listen():
@@ -168,7 +172,7 @@ class SlotRun:
                     parked = self._slot.parked()
                     if parked is None:
                         continue
-                    if not readable_within(parked.pidfd, 0):
+                    if parked.lives:
                         return parked
                     # Killed while it waited.
                     parked.close()
@@ -194,33 +198,43 @@ class SlotRun:
             wire.send(parked.control, "run", fields, [*self._stdio, *command.pass_fds])
 
     def kill(self) -> None:
-        """See `Launched.kill`. An init that is ending by itself needs no help, and how it came to is still to be seen."""
-        if self._parked is not None and not self._ends() and not readable_within(self._parked.pidfd, 0):
-            self._killed = True
+        """See `Launched.kill`. How a command ended that has ended stays to be seen."""
+        if self._parked is not None and not self._ends():
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._parked.pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(self._parked.init, signal.SIGKILL)
 
     async def prove_dead(self, patience: Insistence, timeout_s: float) -> bool:
         """See `Launched.prove_dead`."""
-        if self._parked is None:
+        parked = self._parked
+        if parked is None:
             return True
-        if self._ends() and "ended" in self._said and self._slot.group is not None:
-            # The group tells whether anything else is left. The init is our own code and has said its last word: nobody has to
-            # wait until its memory is taken apart. The slot's next fork does.
-            self._alone = True
+        if not self._ends():
+            # A large one takes a while to die, and its server hears of it then.
+            await patience.until_readable(parked.command, timeout_s)
+        deadline = time.monotonic() + _ANSWERS_S
+        while not self._ends():
+            if not await patience.until_readable(parked.control.fileno(), deadline - time.monotonic()):
+                return await self._end_server(patience)
+        if "ended" in self._said and self._slot.group is not None:
+            # The group tells whether anything else is left.
             return True
-        dead = await patience.until_readable(self._parked.pidfd, timeout_s)
+        dead = await patience.until_readable(parked.init, timeout_s)
         self._slot.lost = self._slot.lost or not dead
-        while dead and self._listen():
-            pass
         gone = self._slot.end_fd
-        if dead and not self._killed and "ended" not in self._said and gone is not None:
-            # Whose server is killed dies a moment before it.
+        if dead and "ended" not in self._said and gone is not None:
             await patience.until_readable(gone, _SERVER_DIES_S)
         return dead
 
+    async def _end_server(self, patience: Insistence) -> bool:
+        """End a server that says nothing: whether everything of the slot is proven dead."""
+        try:
+            await patience.run(self._slot.stop)
+        except FailureEvent:
+            return False
+        return True
+
     def read_end(self, seen: Seen) -> End:
-        """See `Launched.read_end`. What the sandbox's init said; where it could say nothing, what ended it."""
+        """See `Launched.read_end`. What its server said; where that could say nothing, what ended it."""
         if "ended" in self._said:
             status = int(self._said["ended"])
             if os.WIFSIGNALED(status):

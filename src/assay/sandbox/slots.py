@@ -90,7 +90,7 @@ class Slot:
                     self._leases.append(lease_uid())
                     stack.callback(self._leases[-1].release)
                 if hierarchy is not None:
-                    self.group = Group(hierarchy, Limits())
+                    self.group = Group(hierarchy, Limits(), pid1=False)
                     stack.callback(remove_group, self.group)
             except OSError as error:
                 raise local_failure(error, "have a user and a control group for a sandbox") from error
@@ -122,7 +122,7 @@ class Slot:
         """The slot as the user of a sandbox's folders, its group under these limits. Raises `OSError` when the kernel refuses."""
         if self.group is not None:
             self.group.limit(limits)
-        return Tenant(self.uid, self.group, joined=True, maps_root=self.maps_root)
+        return Tenant(self.uid, self.group, maps_root=self.maps_root)
 
     def maps_root(self, path: Path, recursive: bool) -> bool:
         """Whether a mount of this path (with what is mounted below it) can show root's files as the sandbox's."""

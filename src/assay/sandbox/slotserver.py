@@ -30,15 +30,25 @@ _HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """A fork that waits for a command: its pidfd, and the socket on which it takes one. Whoever has it closes both."""
+    """A fork that waits for a command. Whoever has it closes it."""
 
-    pidfd: int
+    init: int
+    """The pidfd of its sandbox's pid 1, with which the kernel ends everything in there, …"""
+    command: int
+    """… the fork's own, …"""
     control: socket.socket
+    """… and the socket on which it takes a command, and its server says how that ended."""
+
+    @property
+    def lives(self) -> bool:
+        """Whether neither has ended."""
+        return not (readable_within(self.init, 0) or readable_within(self.command, 0))
 
     def close(self) -> None:
-        """Close both. Once."""
+        """Close all three. Once."""
         self.control.close()
-        os.close(self.pidfd)
+        os.close(self.init)
+        os.close(self.command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +214,11 @@ class SlotServer:
             self.control = None
             raise
         if self._owed:
-            os.close(fds[0])
+            for fd in fds:
+                os.close(fd)
             return None
         control, self.control = self.control, None
-        return Parked(fds[0], control)
+        return Parked(fds[0], fds[1], control)
 
     def why_gone(self) -> str | None:
         """How it ended, in words; None while it lives."""

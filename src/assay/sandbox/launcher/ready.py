@@ -64,10 +64,12 @@ class _Ahead:
 _ahead = _Ahead()
 
 
-def load(ahead: Mapping[str, Any]) -> None:
+def load(ahead: Mapping[str, Any], usual: frozenset[str]) -> None:
     """Import what programs are likely to import. What is not there is left to them.
 
     `ahead`: the program that will be asked for, its `home`, and the files in it `compiled` (in hex, as the runner has them).
+    `usual`: the modules that an interpreter has loaded when it starts. The others that are here are named to the program as
+    `READY_MODULES`, in case that it is to find others of these names.
     """
     sys.dont_write_bytecode = True
     for name in _LOADED:
@@ -81,14 +83,13 @@ def load(ahead: Mapping[str, Any]) -> None:
         compiled = marshal.loads(data[len(magic) :])  # noqa: S302 - the supervisor's
         _ahead.codes = {path: marshal.loads(code) for path, code in compiled.items()}  # noqa: S302 - as above
         _ahead.program, _ahead.home = ahead["program"], ahead["home"]
+    _ahead.modules = frozenset(name for name in sys.modules if name.partition(".")[0] != "launcher") - usual
 
 
-def rehearse(usual: frozenset[str]) -> None:
+def rehearse() -> None:
     """In the fork, before it knows what to run: what the runner would do first, and a touch of what it will use.
 
-    A page of the server's that is written for the first time is copied: better now than when somebody waits. `usual`: the
-    modules that an interpreter has loaded when it starts. The others that are here are named to the program as
-    `READY_MODULES`, in case that it is to find others of these names.
+    A page of the server's that is written for the first time is copied: better now than when somebody waits.
     """
     parts = {}
     for name in _PARTS if _ahead.codes else ():
@@ -101,7 +102,6 @@ def rehearse(usual: frozenset[str]) -> None:
         # It looks for a module that not every version has.
         parts["imports"].sha256()
     _ahead.launcher = [sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "launcher"]
-    _ahead.modules = frozenset(sys.modules) - usual
     scratch: dict[str, Any] = {}
     exec(compile(_REHEARSED, "<string>", "exec", dont_inherit=True), scratch)  # noqa: S102 - see `_REHEARSED`
     json.loads(json.dumps({"files": {"name": "digest"}, "numbers": [1, 2.5, None]}))

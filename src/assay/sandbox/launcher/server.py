@@ -17,10 +17,11 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from . import kernel, root, sandbox, turning, wire
+from . import init, kernel, root, sandbox, turning, wire
+from .tenant import Tenant
 
 _WORK_PLACE = "/usr"
 """A folder that every system has; covered for the moment in which the server's own root is made."""
@@ -79,7 +80,7 @@ def _begin(sock: socket.socket, fields: Mapping[str, Any], fds: Sequence[int]) -
     if not fields["network"]:
         kernel.unshare(kernel.NEWNET, "network namespace")
     if fields["interpreter"] is None:
-        _settle(sock, groups, owners, fields, None)
+        _settle(sock, groups, owners, fields)
     state = {"sock": sock.fileno(), "groups": groups, "owners": owners, "fields": fields}
     kept = [sock.fileno(), *groups, *([owners] if owners >= 0 else [])]
     turning.turn(fields["interpreter"], sources, state, kept)
@@ -87,6 +88,7 @@ def _begin(sock: socket.socket, fields: Mapping[str, Any], fds: Sequence[int]) -
 
 def go_on(state: Mapping[str, Any], usual: frozenset[str]) -> None:
     """Serve, as an interpreter that `turning.turn` became. `usual`: the modules it has loaded by itself. Never returns."""
+    # Loaded where there is such an interpreter alone: a fork costs by what is in memory.
     from . import ready
 
     sock = socket.socket(fileno=state["sock"])
@@ -97,15 +99,20 @@ def go_on(state: Mapping[str, Any], usual: frozenset[str]) -> None:
         kernel.hide_command_line("assay-slot")
         kernel.set_name("assay-slot")
         kernel.die_with_parent()
-        ready.load(state["fields"]["interpreter"]["ahead"])
-        _settle(sock, state["groups"], state["owners"], state["fields"], usual)
+        ready.load(state["fields"]["interpreter"]["ahead"], usual)
+        _settle(sock, state["groups"], state["owners"], state["fields"], ready.rehearse, ready.run)
     except BaseException as error:
         wire.send(sock, "failed", {"why": f"{type(error).__name__}: {error}"})
         os._exit(1)
 
 
 def _settle(
-    sock: socket.socket, groups: Sequence[int], owners: int, fields: Mapping[str, Any], usual: frozenset[str] | None
+    sock: socket.socket,
+    groups: Sequence[int],
+    owners: int,
+    fields: Mapping[str, Any],
+    rehearse: Callable[[], None] | None = None,
+    run: Callable[[list[str], Mapping[bytes, bytes]], NoReturn] | None = None,
 ) -> NoReturn:
     """Make what is left to make with the server's rights, and serve."""
     network = None if fields["network"] else _Network()
@@ -114,7 +121,7 @@ def _settle(
     by_root = fields["uids"] is not None
     user = fields["user"]
     base = fields["base"]["steps"]
-    settings = sandbox.Settings(user if by_root else None, user, groups, program, not by_root, base, usual)
+    settings = sandbox.Settings(user if by_root else None, user, groups, program, not by_root, base, rehearse, run)
     _serve(sock, settings, network, owners)
 
 
@@ -266,38 +273,29 @@ def _serve(sock: socket.socket, settings: sandbox.Settings, network: _Network | 
     for fd in (0, 1, 2):
         os.dup2(null, fd)
     os.close(null)
-    child = 0
+    program = init.lay(os.uname().machine)
+
+    def leave() -> None:
+        sock.close()
+        if network is not None:
+            network.close()
+
+    tenant: Tenant | None = None
     while True:
+        if tenant is not None:
+            tenant.watch(sock)
         try:
             _, _, (control,) = wire.receive(sock)
         except wire.Gone:
             # The end of pid 1 is the end of every process of the slot.
             os._exit(0)
-        if child:
+        if tenant is not None:
             # Dead already, or wanted dead: one sandbox at a time.
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+            tenant.end()
         if network is not None:
             network.clean()
-        child = _fork(sock, control, home, settings, network)
-        pidfd = os.pidfd_open(child)
-        wire.send(sock, "parked", None, [pidfd])
-        os.close(pidfd)
-
-
-def _fork(sock: socket.socket, control: int, home: int, settings: sandbox.Settings, network: _Network | None) -> int:
-    # One fork per sandbox: its pid namespace is made for the child alone, which so is the server's own, to wait for.
-    kernel.unshare(kernel.NEWPID, "pid namespace")
-    child = os.fork()
-    if child == 0:
-        sock.close()
-        os.close(home)
-        if network is not None:
-            network.close()
-        sandbox.become(socket.socket(fileno=control), settings)
-    kernel.setns(home, kernel.NEWPID)
-    os.close(control)
-    return child
+        tenant = Tenant(control, home, program, settings, leave)
+        tenant.park(sock)
 
 
 class _Network:

@@ -14,7 +14,7 @@ from typing import Any
 
 from . import kernel
 
-_FILES = ("kernel", "wire", "rights", "root", "turning", "ready", "sandbox", "server")
+_FILES = ("kernel", "wire", "rights", "root", "turning", "ready", "init", "sandbox", "tenant", "server")
 """Each after those that it imports."""
 
 _LOADER = """\
