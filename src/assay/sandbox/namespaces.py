@@ -104,10 +104,10 @@ def _made(slot: Slot, spec: SandboxSpec) -> HostedSandbox:
             raise local_failure(error, "make a sandbox") from error
         blueprint = whole_blueprint(spec, plan, parts.mapped, tenant, slot.by_root)
         kept = stack.pop_all()
-    if slot.control is not None:
+    if slot.fork is not None:
         # While the caller gets its command ready. What cannot be mounted is said when the command comes.
         with contextlib.suppress(SetupFailed, OSError):
-            prepare(slot, blueprint, slot.control)
+            prepare(slot, blueprint)
     return HostedSandbox(spec, replace(parts, free=_freeing(kept, slot)), _Maker(slot, blueprint))
 
 

@@ -54,7 +54,7 @@ class _Ahead:
         self.codes: dict[str, CodeType] = {}
         """What is in the folder, compiled; empty: nothing is known ahead."""
         self.parts: dict[str, ModuleType] = {}
-        """What was executed of it (`rehearse`)."""
+        """What was executed of it: functions and classes, which keep nothing."""
         self.modules: frozenset[str] = frozenset()
         """Those that are loaded, and would not be in an interpreter that was just started."""
         self.launcher: list[ModuleType] = []
@@ -83,6 +83,13 @@ def load(ahead: Mapping[str, Any], usual: frozenset[str]) -> None:
         compiled = marshal.loads(data[len(magic) :])  # noqa: S302 - the supervisor's
         _ahead.codes = {path: marshal.loads(code) for path, code in compiled.items()}  # noqa: S302 - as above
         _ahead.program, _ahead.home = ahead["program"], ahead["home"]
+        for name in _PARTS:
+            path = f"{_ahead.home}/assay/verifiers/{name}.py"
+            _ahead.parts[name] = module = ModuleType(f"assay.verifiers.{name}")
+            module.__file__ = path
+            exec(_ahead.codes[path], module.__dict__)  # noqa: S102 - a file of the runner's own
+        # It looks for a module that not every version has.
+        _ahead.parts["imports"].sha256()
     _ahead.modules = frozenset(name for name in sys.modules if name.partition(".")[0] != "launcher") - usual
 
 
@@ -91,16 +98,6 @@ def rehearse() -> None:
 
     A page of the server's that is written for the first time is copied: better now than when somebody waits.
     """
-    parts = {}
-    for name in _PARTS if _ahead.codes else ():
-        path = f"{_ahead.home}/assay/verifiers/{name}.py"
-        parts[name] = module = ModuleType(f"assay.verifiers.{name}")
-        module.__file__ = path
-        exec(_ahead.codes[path], module.__dict__)  # noqa: S102 - a file of the runner's own
-    _ahead.parts = parts
-    if parts:
-        # It looks for a module that not every version has.
-        parts["imports"].sha256()
     _ahead.launcher = [sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "launcher"]
     scratch: dict[str, Any] = {}
     exec(compile(_REHEARSED, "<string>", "exec", dont_inherit=True), scratch)  # noqa: S102 - see `_REHEARSED`

@@ -15,6 +15,7 @@ from . import kernel
 
 _LAYERS = "/.layers"
 _MADE = "/.made"
+_PROC = "/proc"
 _QUIET = kernel.NOSUID | kernel.NODEV
 
 
@@ -34,7 +35,7 @@ def build(
 ) -> None:
     """Make the steps of a sandbox in order, up to those that `finish` makes.
 
-    A step's `sources` are indexes of `mounts`, the lowest layer first. `owner` is the uid (and gid) that an overlay's
+    A step's `sources` are indexes of `mounts`, the lowest layer first. `proc` is a /proc, until `place_proc`. `owner` is the uid (and gid) that an overlay's
     upper folder belongs to, `space` how many bytes all upper layers may hold together (of `finish`, too); None: there are
     none.
     """
@@ -73,21 +74,16 @@ def finish(
     kernel.set_mount("/", kernel.RDONLY | _QUIET)
 
 
-def touch(steps: Sequence[Mapping[str, Any]], mounts: Sequence[int]) -> None:
-    """Go the ways of `finish` as far as they change nothing."""
-    for step in steps:
-        _make(step, [], 0, -1, -1, 0)
-    _point("/", mounts[0], 0)
-    for function, arguments in (
-        (kernel.place_mount, (-1, "/nowhere")),
-        (kernel.mount, ("overlay", "/nowhere", 0, "userxattr")),
-        (kernel.detach, ("/nowhere",)),
-        (kernel.set_mount, (-1, kernel.RDONLY)),
-    ):
-        try:
-            function(*arguments)
-        except OSError:
-            continue
+def place_proc(proc: int, owner: int) -> None:
+    """Put the sandbox's own /proc in place of that which stood in for it while it was made: see `build`."""
+    kernel.detach(_PROC)
+    kernel.place_mount(proc, _PROC)
+    if owner == 0:
+        # The kernel lets whoever is 0 in a namespace change its settings, without any capability; the network's would stay.
+        settings = kernel.clone_mount(f"{_PROC}/sys")
+        kernel.set_mount(settings, kernel.RDONLY | _QUIET | kernel.NOEXEC)
+        kernel.place_mount(settings, f"{_PROC}/sys")
+        os.close(settings)
 
 
 def _is_whole(steps: Sequence[Mapping[str, Any]]) -> bool:
@@ -154,8 +150,6 @@ def _make(step: Mapping[str, Any], sources: list[int], number: int, proc: int, d
         case "proc":
             _folder(at, owner)
             kernel.place_mount(proc, at)
-            if owner == 0:
-                _protect_settings(f"{at}/sys")
         case "dev":
             _folder(at, owner)
             kernel.place_mount(dev, at)
@@ -167,14 +161,6 @@ def _make(step: Mapping[str, Any], sources: list[int], number: int, proc: int, d
             _overlay(at, sources, number, owner, writable=step["what"] == "overlay")
         case what:
             raise ValueError(f"there is no step {what!r}")
-
-
-def _protect_settings(at: str) -> None:
-    """The kernel lets whoever is 0 in a namespace change its settings, without any capability; the network's would stay."""
-    settings = kernel.clone_mount(at)
-    kernel.set_mount(settings, kernel.RDONLY | _QUIET | kernel.NOEXEC)
-    kernel.place_mount(settings, at)
-    os.close(settings)
 
 
 def _folder(at: str, owner: int) -> None:

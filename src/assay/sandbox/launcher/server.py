@@ -20,8 +20,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from . import init, kernel, root, sandbox, turning, wire
-from .tenant import Tenant
+from . import command, init, kernel, root, tenant, turning, wire
 
 _WORK_PLACE = "/usr"
 """A folder that every system has; covered for the moment in which the server's own root is made."""
@@ -120,8 +119,9 @@ def _settle(
     program = bytes.fromhex(fields["program"]) if fields["program"] is not None else None
     by_root = fields["uids"] is not None
     user = fields["user"]
-    base = fields["base"]["steps"]
-    settings = sandbox.Settings(user if by_root else None, user, groups, program, not by_root, base, rehearse, run)
+    each = command.Settings(user if by_root else None, user, groups, program, rehearse, run)
+    own = tenant.Home(), init.lay(os.uname().machine)
+    settings = tenant.Settings(*own, user, not by_root, fields["base"]["steps"], each)
     _serve(sock, settings, network, owners)
 
 
@@ -237,7 +237,7 @@ def _make_root(fields: Mapping[str, Any], devices: Sequence[int], base: Sequence
     os.chdir("/")
     by_root = fields["uids"] is not None
     # Shown here once, and copied by every sandbox.
-    mounts = base if by_root else [sandbox.own_mount(source) for source in fields["base"]["sources"]]
+    mounts = base if by_root else [tenant.own_mount(source) for source in fields["base"]["sources"]]
     root.lay(fields["base"]["steps"], mounts, fields["user"])
     if by_root:
         kernel.detach("/host")
@@ -260,9 +260,8 @@ def _make_devices(folder: str, fields: Mapping[str, Any], devices: Sequence[int]
     kernel.set_mount(folder, kernel.RDONLY | kernel.NOSUID | kernel.NODEV)
 
 
-def _serve(sock: socket.socket, settings: sandbox.Settings, network: _Network | None, owners: int) -> NoReturn:
+def _serve(sock: socket.socket, settings: tenant.Settings, network: _Network | None, owners: int) -> NoReturn:
     """Answer the supervisor until it has no more to ask."""
-    home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     wire.send(sock, "ready", None, [os.pidfd_open(os.getpid()), *([owners] if owners >= 0 else [])])
     if owners >= 0:
         os.close(owners)
@@ -273,29 +272,27 @@ def _serve(sock: socket.socket, settings: sandbox.Settings, network: _Network | 
     for fd in (0, 1, 2):
         os.dup2(null, fd)
     os.close(null)
-    program = init.lay(os.uname().machine)
-
-    def leave() -> None:
-        sock.close()
-        if network is not None:
-            network.close()
-
-    tenant: Tenant | None = None
+    os.umask(0)
+    there: tenant.Tenant | None = None
     while True:
-        if tenant is not None:
-            tenant.watch(sock)
+        if there is not None:
+            there.watch(sock)
         try:
-            _, _, (control,) = wire.receive(sock)
+            word, fields, fds = wire.receive(sock)
         except wire.Gone:
             # The end of pid 1 is the end of every process of the slot.
             os._exit(0)
-        if tenant is not None:
-            # Dead already, or wanted dead: one sandbox at a time.
-            tenant.end()
-        if network is not None:
-            network.clean()
-        tenant = Tenant(control, home, program, settings, leave)
-        tenant.park(sock)
+        if word == "park":
+            if there is not None:
+                # Dead already, or wanted dead: one sandbox at a time.
+                there.end()
+            if network is not None:
+                network.clean()
+            there = tenant.Tenant(fds[0], settings, early=fields["early"])
+        elif there is not None and word == "build":
+            there.build(fields, fds)
+        elif there is not None and word == "finish":
+            there.finish(fields, fds)
 
 
 class _Network:
@@ -303,10 +300,6 @@ class _Network:
 
     def __init__(self) -> None:
         self._fresh()
-
-    def close(self) -> None:
-        """Let go of it, in a fork."""
-        self._socket.close()
 
     def clean(self) -> None:
         """Replace it unless it is as it was: a connection that lingers (TIME_WAIT) would be seen, and keeps its port."""

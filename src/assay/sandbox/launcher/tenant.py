@@ -1,4 +1,8 @@
-"""The processes of the one sandbox that a slot server has: an init and a command, both of them its children."""
+"""The one sandbox that a slot server has: its namespaces and its root, and its two processes, both the server's children.
+
+The server makes all of it itself, since what it does before it forks costs no copy of a page: it goes into new namespaces,
+builds the root, forks the command there, and comes back to its own. What a request brings it adds in the same way.
+"""
 
 from __future__ import annotations
 
@@ -7,69 +11,200 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from . import init, kernel, sandbox, wire
+from . import command, init, kernel, rights, root, wire
+
+_OOM_SCORE_MORE = 500
+_OOM_SCORE_MOST = 1000
+
+
+class Home:
+    """The server's own namespaces, and what else a sandbox's processes are not to have of it."""
+
+    def __init__(self) -> None:
+        """Those that this process is in."""
+        kinds = {"mnt": kernel.NEWNS, "ipc": kernel.NEWIPC, "uts": kernel.NEWUTS, "pid": kernel.NEWPID}
+        self._kinds = [(os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC), kinds[name]) for name in kinds]
+        self._score = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+        self._own = int(os.pread(self._score, 16, 0))
+
+    def enter(self) -> None:
+        """Come back, from one or from all."""
+        try:
+            for fd, kind in self._kinds:
+                kernel.setns(fd, kind)
+        except OSError:
+            # Anywhere else it is of no use.
+            os._exit(1)
+
+    def fork(self) -> int:
+        """`os.fork`, of a process that the kernel takes first when the machine's memory runs out."""
+        os.pwrite(self._score, b"%d" % min(self._own + _OOM_SCORE_MORE, _OOM_SCORE_MOST), 0)
+        pid = os.fork()
+        if pid != 0:
+            os.pwrite(self._score, b"%d" % self._own, 0)
+        return pid
+
+
+class Settings(NamedTuple):
+    """What every sandbox of a slot has in common."""
+
+    home: Home
+    init: str | None
+    """What `init.lay` returned."""
+    owner: int
+    """The uid inside, of what is writable."""
+    host: bool
+    """Whether the host's files are at `/host` and sources come as paths (see `server`)."""
+    base: Sequence[Mapping[str, Any]]
+    """Steps of every sandbox of the slot, laid before a request comes; the slot server has each of their mounts at its place."""
+    command: command.Settings
 
 
 class Tenant:
     """See the module."""
 
-    def __init__(
-        self, control: int, home: int, program: str | None, settings: sandbox.Settings, leave: Callable[[], None]
-    ) -> None:
-        """Start both in a pid namespace of their own. Raises `OSError`.
+    def __init__(self, control: int, settings: Settings, *, early: bool) -> None:
+        """Get ready for it. `control` is where its command takes its orders, the tenant's from now on.
 
-        `control` is where the command takes its orders, the tenant's from now on; `home` the server's pid namespace,
-        `program` what `init.lay` returned. `leave` lets go, in the fork, of what is the server's alone.
+        `early`: fork at once, and build the root around the fork: where a command comes as soon as its root is known.
         """
-        kernel.unshare(kernel.NEWPID, "pid namespace")
-        out_of_reach, is_out_of_reach = os.pipe()
-        self._init = init.start(program, is_out_of_reach)
-        os.close(is_out_of_reach)
-        self._command = os.fork()
-        if self._command == 0:
-            leave()
-            os.close(home)
-            sandbox.become(socket.socket(fileno=control), settings, out_of_reach)
-        os.close(out_of_reach)
-        # The namespace was made for these two alone: the server's own is the one it stays in.
-        kernel.setns(home, kernel.NEWPID)
-        self._lives = True
-        self._pidfd = os.pidfd_open(self._command)
-        # Of which the command closes its copy before it is one: only the server says how it ended.
+        self._settings = settings
+        # Of which the command has a copy until it is one: only the server says how it ended.
         self._control = socket.socket(fileno=control)
+        self._init = self._command = 0
+        self._pidfd = self._mounts = self._built = self._finished = -1
+        self._begun: Mapping[str, Any] = {}
+        if early:
+            with self._told():
+                self._make(None)
 
-    def park(self, sock: socket.socket) -> None:
-        """Tell the supervisor that it is there, with descriptors of the init and of the command."""
+    def build(self, begun: Mapping[str, Any], mounts: list[int]) -> None:
+        """Build the root as far as it is known before a request."""
+        self._begun = begun
+        with self._told():
+            if self._pidfd < 0:
+                self._make(mounts)
+            else:
+                with self._inside():
+                    self._build(mounts)
+                self._built = _closed(self._built)
+            rights.limit(self._command, begun["limits"])
+
+    def finish(self, fields: Mapping[str, Any], mounts: list[int]) -> None:
+        """Add what a request brings, and let the command go on to what it is to run."""
+        with self._told():
+            settings, begun = self._settings, self._begun
+            with self._inside():
+                root.finish(begun["steps"], fields["steps"], mounts, settings.owner, begun["space"])
+            for fd in mounts:
+                os.close(fd)
+            self._finished = _closed(self._finished)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Nothing of a task's has run: what goes wrong the supervisor must hear of, and nothing comes of this one."""
+        try:
+            yield
+        except BaseException as error:
+            with contextlib.suppress(wire.Gone):
+                wire.send(self._control, "failed", {"why": command.words(error)})
+            self._kill()
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        kernel.setns(self._mounts, kernel.NEWNS)
+        try:
+            yield
+        finally:
+            self._settings.home.enter()
+
+    def _make(self, mounts: list[int] | None) -> None:
+        """Make its namespaces, its processes, and its root, unless `mounts` is None, before the command."""
+        settings = self._settings
+        with contextlib.ExitStack() as stack:
+            finished, self._finished = os.pipe()
+            stack.callback(os.close, finished)
+            built = -1
+            if mounts is None:
+                built, self._built = os.pipe()
+                stack.callback(os.close, built)
+            # The namespaces are left for these processes alone.
+            stack.callback(settings.home.enter)
+            kernel.unshare(kernel.NEWPID, "pid namespace")
+            self._init = init.start(settings.init, self._finished)
+            kernel.unshare(kernel.NEWNS | kernel.NEWIPC | kernel.NEWUTS, "mount, ipc and uts namespaces")
+            self._mounts = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+            if mounts is not None:
+                self._build(mounts)
+            self._command = settings.home.fork()
+            if self._command == 0:
+                _closed(self._built)
+                _closed(self._finished)
+                command.become(self._control, settings.command, built, finished)
+        self._pidfd = os.pidfd_open(self._command)
         inits = os.pidfd_open(self._init)
-        wire.send(sock, "parked", None, [inits, self._pidfd])
+        # The supervisor keeps the mounts until nobody waits for a verdict: to take them apart takes the kernel a while.
+        wire.send(self._control, "parked", None, [inits, self._pidfd, self._mounts])
         os.close(inits)
+
+    def _build(self, mounts: list[int]) -> None:
+        settings, begun = self._settings, self._begun
+        # Stands in for the sandbox's own, which only a process of its pid namespace can make (`command`).
+        proc = kernel.clone_mount("/proc", recursive=False)
+        dev = kernel.clone_mount("/dev")
+        base = [kernel.clone_mount(step["at"]) for step in settings.base if step["what"] == "bind"]
+        if settings.host:
+            mounts = [own_mount(source) for source in begun["sources"]]
+        root.enter("/new")
+        root.lay(settings.base, base, settings.owner)
+        root.build(begun["steps"], mounts, proc, dev, settings.owner, begun["space"])
+        for fd in (proc, dev, *mounts):
+            os.close(fd)
 
     def watch(self, sock: socket.socket) -> None:
         """Wait until the supervisor asks for something on `sock`; if the command ends before, say how, and end the rest."""
-        if not self._lives:
+        if self._pidfd < 0:
             return
         poll = select.poll()
         poll.register(sock, select.POLLIN)
         poll.register(self._pidfd, select.POLLIN)
         if self._pidfd in dict(poll.poll()):
             _, status = os.waitpid(self._command, 0)
-            self._lives = False
+            self._command = 0
             with contextlib.suppress(wire.Gone):
                 wire.send(self._control, f"ended:{status}")
-            self._end_init()
+            self._kill()
 
     def end(self) -> None:
-        """Have nothing of it live. Once."""
-        if self._lives:
-            self._end_init()
-        os.close(self._pidfd)
+        """Have nothing of it live, and let go of it."""
+        self._kill()
         self._control.close()
 
-    def _end_init(self) -> None:
+    def _kill(self) -> None:
         # By the kernel's rule everything in the namespace goes with its pid 1, which is gone when all of it is.
-        os.kill(self._init, signal.SIGKILL)
-        if self._lives:
-            os.waitpid(self._command, 0)
-        os.waitpid(self._init, 0)
+        if self._init:
+            os.kill(self._init, signal.SIGKILL)
+        for pid in (self._command, self._init):
+            if pid:
+                os.waitpid(pid, 0)
+        self._init = self._command = 0
+        for fd in (self._pidfd, self._mounts, self._built, self._finished):
+            _closed(fd)
+        self._pidfd = self._mounts = self._built = self._finished = -1
+
+
+def _closed(fd: int) -> int:
+    if fd >= 0:
+        os.close(fd)
+    return -1
+
+
+def own_mount(source: Mapping[str, Any]) -> int:
+    """A mount of a host path, for an ordinary user, whose supervisor may make none."""
+    # Recursive: the kernel lets no user namespace look below the host's mounts.
+    fd = kernel.clone_mount(f"/host{source['path']}")
+    kernel.set_mount(fd, source["attributes"], recursive=True)
+    return fd

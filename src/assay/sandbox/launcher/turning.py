@@ -14,7 +14,7 @@ from typing import Any
 
 from . import kernel
 
-_FILES = ("kernel", "wire", "rights", "root", "turning", "ready", "init", "sandbox", "tenant", "server")
+_FILES = ("kernel", "wire", "rights", "root", "turning", "ready", "init", "command", "tenant", "server")
 """Each after those that it imports."""
 
 _LOADER = """\
