@@ -6,6 +6,7 @@ programs expect, and how it ended is told by one that nothing in there can name.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -32,9 +33,10 @@ class Settings(NamedTuple):
     """Descriptors at the `cgroup.procs` of the slot's control groups, opened by the supervisor with its rights."""
     program: bytes | None
     """The system call filter."""
-    rehearse: Callable[[], None] | None
-    """`ready.rehearse` and `ready.run`, where this process is an interpreter that runs programs itself (`turning`)."""
     run: Callable[[list[str], Mapping[bytes, bytes]], NoReturn] | None
+    """`ready.run`, where this process is an interpreter that runs programs itself (`turning`)."""
+    pages: ctypes.Array[ctypes.c_size_t] | None = None
+    """The memory that such a command will write to (`pages`)."""
 
 
 def become(control: socket.socket, settings: Settings, built: int, finished: int) -> NoReturn:
@@ -46,6 +48,8 @@ def become(control: socket.socket, settings: Settings, built: int, finished: int
     try:
         os.umask(0o022)
         _join(settings)
+        if settings.pages is not None:
+            kernel.populate(settings.pages)
         # From inside, the slot's group is the root and names nothing of the host.
         kernel.unshare(kernel.NEWCGROUP, "cgroup namespace")
         # Of this pid namespace, and made while another whole one is in sight: the kernel's condition.
@@ -55,9 +59,6 @@ def become(control: socket.socket, settings: Settings, built: int, finished: int
             os.read(built, 1)
         root.place_proc(proc, settings.owner)
         os.close(proc)
-        if settings.rehearse is not None:
-            settings.rehearse()
-            _rehearse()
         rights.drop(settings.uid, settings.program)
         if built < 0:
             wire.send(control, "waiting")
@@ -92,19 +93,6 @@ def become(control: socket.socket, settings: Settings, built: int, finished: int
         _say(words(error))
         os._exit(NOT_STARTED)
     settings.run(arguments, env)
-
-
-def _rehearse() -> None:
-    """Touch what the rest of the way needs, which changes nothing: see `ready.rehearse`."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-    wire.send(ours, "run", {"env": {"NAME": "value"}, "argv": ["name"] * 9, "python": True}, [null])
-    _, fields, fds = wire.receive(theirs)
-    rights.touch()
-    for fd in (*fds, null, _dup_above(null, 10)):
-        os.close(fd)
-    ours.close()
-    theirs.close()
 
 
 def _take_places(fds: Sequence[int], targets: Sequence[int]) -> None:

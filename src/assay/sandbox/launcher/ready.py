@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import builtins
 import gc
-import json
 import marshal
 import os
 import signal
@@ -17,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
@@ -88,38 +87,16 @@ def load(ahead: Mapping[str, Any], usual: frozenset[str]) -> None:
             _ahead.parts[name] = module = ModuleType(f"assay.verifiers.{name}")
             module.__file__ = path
             exec(_ahead.codes[path], module.__dict__)  # noqa: S102 - a file of the runner's own
+    _ahead.launcher = [sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "launcher"]
+    if _ahead.parts:
         # It looks for a module that not every version has.
         _ahead.parts["imports"].sha256()
-    _ahead.modules = frozenset(name for name in sys.modules if name.partition(".")[0] != "launcher") - usual
+    _ahead.modules = frozenset(sys.modules) - usual
 
 
-def rehearse() -> None:
-    """In the fork, before it knows what to run: what the runner would do first, and a touch of what it will use.
-
-    A page of the server's that is written for the first time is copied: better now than when somebody waits.
-    """
-    _ahead.launcher = [sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "launcher"]
-    scratch: dict[str, Any] = {}
-    exec(compile(_REHEARSED, "<string>", "exec", dont_inherit=True), scratch)  # noqa: S102 - see `_REHEARSED`
-    json.loads(json.dumps({"files": {"name": "digest"}, "numbers": [1, 2.5, None]}))
-
-
-_REHEARSED = """\
-import json, os
-from pathlib import Path
-class Kind:
-    def method(self, *given, **named):
-        return f"{given} {named}"
-def verify(workspace):
-    path = Path(workspace) / "name"
-    return float(path.name == Kind().method(1, name=2)), path.exists(), os.path.realpath(path), sorted({3, 1, 2})
-try:
-    verify("/tmp")
-    raise ValueError("nothing")
-except ValueError as error:
-    text = repr(error)
-"""
-"""Does what verifiers do, and changes nothing."""
+def sha256() -> Callable[[bytes], Any] | None:
+    """The runner's way to make a digest; None where the runner is not known."""
+    return _ahead.parts["imports"].sha256() if _ahead.parts else None
 
 
 def run(argv: list[str], env: Mapping[bytes, bytes]) -> NoReturn:

@@ -44,9 +44,3 @@ def drop(uid: int | None, program: bytes | None) -> None:
     if program is not None:
         # Checks the architecture and x32's numbers first: by those the same call has other numbers.
         kernel.filter_calls(program)
-
-
-def touch() -> None:
-    """Go the way of `drop` as far as it changes nothing."""
-    kernel.be_dumpable()
-    os.getresuid()

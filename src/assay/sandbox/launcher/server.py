@@ -11,6 +11,7 @@ itself may mount them anew.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import select
@@ -88,7 +89,7 @@ def _begin(sock: socket.socket, fields: Mapping[str, Any], fds: Sequence[int]) -
 def go_on(state: Mapping[str, Any], usual: frozenset[str]) -> None:
     """Serve, as an interpreter that `turning.turn` became. `usual`: the modules it has loaded by itself. Never returns."""
     # Loaded where there is such an interpreter alone: a fork costs by what is in memory.
-    from . import ready
+    from . import pages, ready
 
     sock = socket.socket(fileno=state["sock"])
     try:
@@ -99,7 +100,13 @@ def go_on(state: Mapping[str, Any], usual: frozenset[str]) -> None:
         kernel.set_name("assay-slot")
         kernel.die_with_parent()
         ready.load(state["fields"]["interpreter"]["ahead"], usual)
-        _settle(sock, state["groups"], state["owners"], state["fields"], ready.rehearse, ready.run)
+        sha256 = ready.sha256()
+        interpreter = state["fields"]["interpreter"]
+
+        def learn(settings: tenant.Settings) -> ctypes.Array[ctypes.c_size_t] | None:
+            return pages.learn(settings, interpreter, sha256) if sha256 is not None else None
+
+        _settle(sock, state["groups"], state["owners"], state["fields"], ready.run, learn)
     except BaseException as error:
         wire.send(sock, "failed", {"why": f"{type(error).__name__}: {error}"})
         os._exit(1)
@@ -110,8 +117,8 @@ def _settle(
     groups: Sequence[int],
     owners: int,
     fields: Mapping[str, Any],
-    rehearse: Callable[[], None] | None = None,
     run: Callable[[list[str], Mapping[bytes, bytes]], NoReturn] | None = None,
+    learn: Callable[[tenant.Settings], ctypes.Array[ctypes.c_size_t] | None] | None = None,
 ) -> NoReturn:
     """Make what is left to make with the server's rights, and serve."""
     network = None if fields["network"] else _Network()
@@ -119,10 +126,10 @@ def _settle(
     program = bytes.fromhex(fields["program"]) if fields["program"] is not None else None
     by_root = fields["uids"] is not None
     user = fields["user"]
-    each = command.Settings(user if by_root else None, user, groups, program, rehearse, run)
+    each = command.Settings(user if by_root else None, user, groups, program, run)
     own = tenant.Home(), init.lay(os.uname().machine)
     settings = tenant.Settings(*own, user, not by_root, fields["base"]["steps"], each)
-    _serve(sock, settings, network, owners)
+    _serve(sock, settings, network, owners, learn)
 
 
 def _reset_signals() -> None:
@@ -260,7 +267,13 @@ def _make_devices(folder: str, fields: Mapping[str, Any], devices: Sequence[int]
     kernel.set_mount(folder, kernel.RDONLY | kernel.NOSUID | kernel.NODEV)
 
 
-def _serve(sock: socket.socket, settings: tenant.Settings, network: _Network | None, owners: int) -> NoReturn:
+def _serve(
+    sock: socket.socket,
+    settings: tenant.Settings,
+    network: _Network | None,
+    owners: int,
+    learn: Callable[[tenant.Settings], ctypes.Array[ctypes.c_size_t] | None] | None,
+) -> NoReturn:
     """Answer the supervisor until it has no more to ask."""
     wire.send(sock, "ready", None, [os.pidfd_open(os.getpid()), *([owners] if owners >= 0 else [])])
     if owners >= 0:
@@ -273,6 +286,8 @@ def _serve(sock: socket.socket, settings: tenant.Settings, network: _Network | N
         os.dup2(null, fd)
     os.close(null)
     os.umask(0)
+    if learn is not None:
+        settings = settings._replace(command=settings.command._replace(pages=learn(settings)))
     there: tenant.Tenant | None = None
     while True:
         if there is not None:

@@ -26,15 +26,15 @@ class Home:
     def __init__(self) -> None:
         """Those that this process is in."""
         kinds = {"mnt": kernel.NEWNS, "ipc": kernel.NEWIPC, "uts": kernel.NEWUTS, "pid": kernel.NEWPID}
-        self._kinds = [(os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC), kinds[name]) for name in kinds]
+        self._kinds = {kinds[name]: os.open(f"/proc/self/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in kinds}
         self._score = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
         self._own = int(os.pread(self._score, 16, 0))
 
-    def enter(self) -> None:
-        """Come back, from one or from all."""
+    def enter(self, *kinds: int) -> None:
+        """Come back from others of these kinds (`kernel.NEWNS`, …), from all with none."""
         try:
-            for fd, kind in self._kinds:
-                kernel.setns(fd, kind)
+            for kind in kinds or self._kinds:
+                kernel.setns(self._kinds[kind], kind)
         except OSError:
             # Anywhere else it is of no use.
             os._exit(1)
@@ -75,7 +75,7 @@ class Tenant:
         # Of which the command has a copy until it is one: only the server says how it ended.
         self._control = socket.socket(fileno=control)
         self._init = self._command = 0
-        self._pidfd = self._mounts = self._built = self._finished = -1
+        self._pidfd = self._mounts = self._layers = self._built = self._finished = -1
         self._begun: Mapping[str, Any] = {}
         if early:
             with self._told():
@@ -98,7 +98,7 @@ class Tenant:
         with self._told():
             settings, begun = self._settings, self._begun
             with self._inside():
-                root.finish(begun["steps"], fields["steps"], mounts, settings.owner, begun["space"])
+                root.finish(begun["steps"], fields["steps"], mounts, settings.owner, self._layers)
             for fd in mounts:
                 os.close(fd)
             self._finished = _closed(self._finished)
@@ -119,7 +119,7 @@ class Tenant:
         try:
             yield
         finally:
-            self._settings.home.enter()
+            self._settings.home.enter(kernel.NEWNS)
 
     def _make(self, mounts: list[int] | None) -> None:
         """Make its namespaces, its processes, and its root, unless `mounts` is None, before the command."""
@@ -160,9 +160,14 @@ class Tenant:
             mounts = [own_mount(source) for source in begun["sources"]]
         root.enter("/new")
         root.lay(settings.base, base, settings.owner)
-        root.build(begun["steps"], mounts, proc, dev, settings.owner, begun["space"])
+        self._layers = root.build(begun["steps"], mounts, proc, dev, settings.owner, begun["space"])
         for fd in (proc, dev, *mounts):
             os.close(fd)
+
+    @property
+    def command(self) -> int:
+        """The pid of its command; 0 when there is none."""
+        return self._command
 
     def watch(self, sock: socket.socket) -> None:
         """Wait until the supervisor asks for something on `sock`; if the command ends before, say how, and end the rest."""
@@ -191,9 +196,9 @@ class Tenant:
             if pid:
                 os.waitpid(pid, 0)
         self._init = self._command = 0
-        for fd in (self._pidfd, self._mounts, self._built, self._finished):
+        for fd in (self._pidfd, self._mounts, self._layers, self._built, self._finished):
             _closed(fd)
-        self._pidfd = self._mounts = self._built = self._finished = -1
+        self._pidfd = self._mounts = self._layers = self._built = self._finished = -1
 
 
 def _closed(fd: int) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 from . import kernel
 
-_FILES = ("kernel", "wire", "rights", "root", "turning", "ready", "init", "command", "tenant", "server")
+_FILES = ("kernel", "wire", "rights", "root", "turning", "ready", "init", "command", "tenant", "pages", "server")
 """Each after those that it imports."""
 
 _LOADER = """\

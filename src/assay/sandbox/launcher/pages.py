@@ -1,0 +1,148 @@
+"""Which pages a fork of the server will write to, learned from one that ran a sample, to have them copied all at once.
+
+A page that a fork shares with its server is copied when it is first written to, which takes the processor two to three
+microseconds, half of it for the interruption alone; a command has some eight hundred such. That they are copied changes
+nothing else: a page too many is a page too many, and one that is missing is copied as ever.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+from . import kernel, wire
+from .tenant import Settings, Tenant
+
+_PLACE = "/sample"
+_TESTS = "/tests"
+_SAYS = 3
+_PATIENCE_S = 5.0
+_EXCLUSIVE = 1 << 56
+_PRESENT = 1 << 63
+_RANGES_MOST = 1024
+"""As many as one system call takes."""
+
+_VERIFIER = """\
+import json
+def verify(workspace):
+    path = workspace / "answer.txt"
+    text = path.read_text() if path.exists() else json.dumps({"numbers": [1, 2.5, None]})
+    return float(sorted(text.split()) == ["42"])
+"""
+
+
+def learn(
+    settings: Settings, interpreter: Mapping[str, Any], sha256: Callable[[bytes], Any]
+) -> ctypes.Array[ctypes.c_size_t] | None:
+    """The ranges for `kernel.populate`, an address and a size each; None when that could not be seen.
+
+    `interpreter`: its `path`, the `env` for it, and `ahead`, the `program` that verifies and its `home` (`ready.load`).
+    `sha256` makes a digest, as in `hashlib`.
+    """
+    home = interpreter["ahead"]["home"]
+    argv = [
+        interpreter["path"],
+        "-I",
+        "-c",
+        interpreter["ahead"]["program"],
+        home,
+        "--verifier",
+        f"{_TESTS}/verifier.py",
+    ]
+    argv += ["--workspace", "/app", "--verdict-fd", str(_SAYS + 1)]
+    env = interpreter["env"]
+    page = os.sysconf("SC_PAGE_SIZE")
+    there = _writable()
+    copied: list[tuple[int, int]] = []
+    try:
+        _lay(home, sha256)
+        with _tried(settings, argv, env) as pid, open(f"/proc/{pid}/pagemap", "rb", buffering=0) as file:
+            for first, end in there:
+                entries = array.array("Q", os.pread(file.fileno(), (end - first) // page * 8, first // page * 8))
+                for number, entry in enumerate(entries):
+                    if entry & _PRESENT and entry & _EXCLUSIVE:
+                        copied.append((first + number * page, first + (number + 1) * page))
+    except OSError:
+        return None
+    joined = _joined(copied)
+    return (ctypes.c_size_t * (2 * len(joined)))(*(word for first, end in joined for word in (first, end - first)))
+
+
+def _writable() -> list[tuple[int, int]]:
+    """This process' own memory: where it begins and ends."""
+    found = []
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            place, rights, *_ = line.split()
+            if rights == "rw-p":
+                first, _, end = place.partition("-")
+                found.append((int(first, 16), int(end, 16)))
+    return found
+
+
+def _joined(pages: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The pages in as many ranges as one call takes, with those between two that are near each other."""
+    gap = 0
+    while True:
+        found: list[tuple[int, int]] = []
+        for first, end in pages:
+            if found and first - found[-1][1] <= gap:
+                found[-1] = (found[-1][0], end)
+            else:
+                found.append((first, end))
+        if len(found) <= _RANGES_MOST:
+            return found
+        gap = 2 * gap + os.sysconf("SC_PAGE_SIZE")
+
+
+def _lay(home: str, sha256: Callable[[bytes], Any]) -> None:
+    """A task's tests folder with the runner's manifest in it."""
+    folder = f"{_PLACE}/{os.path.basename(home)}"
+    os.makedirs(folder, 0o755)
+    listed = {"files": {"verifier.py": sha256(_VERIFIER.encode()).hexdigest()}}
+    for path, text in ((f"{_PLACE}/verifier.py", _VERIFIER), (f"{folder}/manifest.json", json.dumps(listed))):
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+@contextlib.contextmanager
+def _tried(settings: Settings, argv: list[str], env: Mapping[str, str]) -> Iterator[int]:
+    """A sandbox in which the program runs, held at its end; the pid of its command. Raises `OSError` when it is not that far."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    says, said = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def hold(_: int) -> NoReturn:
+        while True:
+            with contextlib.suppress(OSError):
+                os.write(_SAYS, b".")
+            signal.pause()
+
+    with ours, says, said, open(os.devnull, "r+b", buffering=0) as null:
+        there = Tenant(theirs.detach(), settings, early=False)
+        leave, os._exit = os._exit, hold  # type: ignore[assignment] # what every way out of a command ends with
+        try:
+            there.build({"steps": [_step("proc", "/proc"), _step("dev", "/dev")], "space": None, "limits": {}}, [])
+        finally:
+            os._exit = leave  # type: ignore[assignment] # as above
+        try:
+            late = [_step("tmpfs", "/app"), _step("tmpfs", "/logs/verifier"), _step("bind", _TESTS, 0)]
+            there.finish({"steps": late}, [kernel.clone_mount(_PLACE)])
+            fields = {"argv": argv, "env": dict(env), "cwd": "/app", "passed": [_SAYS, _SAYS + 1], "python": True}
+            wire.send(ours, "run", fields, [*[null.fileno()] * 3, said.fileno(), null.fileno()])
+            if not select.select([says], [], [], _PATIENCE_S)[0]:
+                raise OSError("the sample does not end")
+            yield there.command
+        finally:
+            there.end()
+
+
+def _step(what: str, at: str, *sources: int) -> dict[str, Any]:
+    return {"what": what, "at": at, "text": "", "sources": sources, "size": 1 << 20, "perms": 0o777}
