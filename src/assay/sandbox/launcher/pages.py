@@ -131,7 +131,7 @@ def _tried(settings: Settings, argv: list[str], env: Mapping[str, str]) -> Itera
         try:
             there.build({"steps": [_step("proc", "/proc"), _step("dev", "/dev")], "space": None, "limits": {}}, [])
         finally:
-            os._exit = leave  # type: ignore[assignment] # as above
+            os._exit = leave
         try:
             late = [_step("tmpfs", "/app"), _step("tmpfs", "/logs/verifier"), _step("bind", _TESTS, 0)]
             there.finish({"steps": late}, [kernel.clone_mount(_PLACE)])

@@ -314,6 +314,7 @@ class _Network:
     """The network namespace that the sandboxes of a slot have one after the other."""
 
     def __init__(self) -> None:
+        self._files: dict[str, int] = {}
         self._fresh()
 
     def clean(self) -> None:
@@ -327,31 +328,26 @@ class _Network:
         # Kept open: the kernel would go on counting it for a while after its end.
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         kernel.loopback_up(self._socket)
+        for fd in self._files.values():
+            os.close(fd)
+        # Counters go on counting, and a flow label stays for a minute: each could tell something. Some a kernel without IPv6
+        # has not.
+        names = ("sockstat", "sockstat6", "dev", "snmp", "snmp6", "ip6_flowlabel")
+        places = {name: f"/proc/self/net/{name}" for name in names}
+        there = {name: place for name, place in places.items() if os.path.exists(place)}
+        self._files = {name: os.open(place, os.O_RDONLY | os.O_CLOEXEC) for name, place in there.items()}
         self._quiet = self._counts()
 
     def _counts(self) -> list[bytes]:
-        found = []
-        for name in ("dev", "snmp", "snmp6", "ip6_flowlabel"):
-            # Counters go on counting, and a flow label stays for a minute: both could tell something.
-            found.append(self._read(name))
-        for name in ("sockstat", "sockstat6"):
-            lines = self._read(name).splitlines()
-            for line in lines:
-                words = line.split()
-                # `alloc` and `mem` count the whole machine's.
-                pairs = zip(words[1::2], words[2::2], strict=False)
-                found.append(
-                    words[0] + b"".join(b" %s %s" % pair for pair in pairs if pair[0] not in (b"alloc", b"mem"))
-                )
-        return found
+        texts = {name: os.pread(fd, 1 << 16, 0) for name, fd in self._files.items()}
+        return [_without_machine(text) if name.startswith("sockstat") else text for name, text in texts.items()]
 
-    @staticmethod
-    def _read(name: str) -> bytes:
-        try:
-            file = os.open(f"/proc/self/net/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            # A kernel without IPv6.
-            return b""
-        text = os.read(file, 1 << 16)
-        os.close(file)
-        return text
+
+def _without_machine(text: bytes) -> bytes:
+    """Counts of sockets without those of the whole machine, which stand in pairs of a name and a number."""
+    found = []
+    for line in text.splitlines():
+        words = line.split()
+        pairs = zip(words[1::2], words[2::2], strict=False)
+        found.append(words[0] + b"".join(b" %s %s" % pair for pair in pairs if pair[0] not in (b"alloc", b"mem")))
+    return b"\n".join(found)
