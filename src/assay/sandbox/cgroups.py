@@ -278,7 +278,7 @@ class Group:
             if "memory" in self._folders:
                 # The kernel keeps a peak here and no count: the peak begins anew, and nothing is counted yet.
                 with contextlib.suppress(OSError):
-                    self._write("memory", "memory.max_usage_in_bytes", "0")
+                    os.pwrite(self._kept("memory", "memory.max_usage_in_bytes"), b"0", 0)
             return replace(self.counters(), limit_hits=0)
         return self.counters()
 
@@ -289,13 +289,17 @@ class Group:
         """
         if controller not in self._folders:
             return []
-        place = f"{self._folders[controller]}/{name}"
         try:
-            if place not in self._counting:
-                self._counting[place] = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
-            return os.pread(self._counting[place], _COUNTER_BYTES, 0).decode("ascii", "replace").split()
+            return os.pread(self._kept(controller, name), _COUNTER_BYTES, 0).decode("ascii", "replace").split()
         except OSError:
             return []
+
+    def _kept(self, controller: str, name: str) -> int:
+        place = f"{self._folders[controller]}/{name}"
+        if place not in self._counting:
+            mode = os.O_RDWR if os.access(place, os.W_OK) else os.O_RDONLY
+            self._counting[place] = os.open(place, mode | os.O_CLOEXEC)
+        return self._counting[place]
 
     def _table(self, controller: str, name: str) -> dict[str, int]:
         words = self._counter(controller, name)
@@ -308,6 +312,11 @@ class Group:
     def pids(self) -> list[int]:
         """The processes in the group now."""
         return members(self._distinct())
+
+    def is_empty(self) -> bool:
+        """Whether nothing of it is left, not even a process that is ending or that nobody has waited for."""
+        count = self._number("pids", "pids.current")
+        return count == 0 if count is not None else not self.pids()
 
     def kill(self) -> None:
         """Kill every process in the group: at once where the kernel can, else those there now."""

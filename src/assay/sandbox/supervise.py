@@ -191,7 +191,7 @@ class Run:
         deadline = time.monotonic() + SETUP_S
         launched.kill()
         dead = await launched.prove_dead(patience, SETUP_S)
-        while dead and group is not None and group.pids():
+        while dead and group is not None and not group.is_empty():
             group.kill()
             dead = time.monotonic() < deadline
             await patience.wait(timeout_s=_EMPTY_POLL_S)

@@ -103,13 +103,11 @@ def _make_all(
 
 
 def lay(steps: Sequence[Mapping[str, Any]], mounts: Sequence[int], owner: int) -> None:
-    """Make steps in the root that is there: folders, links, and mounts, each of one of `mounts` in order. Closes those."""
+    """Make steps in the root that is there: folders, links, and mounts, each of one of `mounts` in order."""
     waiting = iter(mounts)
     for step in steps:
         sources = [next(waiting)] if step["what"] == "bind" else []
         _make(step, sources, 0, -1, -1, owner, -1)
-    for fd in mounts:
-        os.close(fd)
 
 
 def _with_overlays_made(

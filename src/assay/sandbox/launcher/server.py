@@ -246,6 +246,8 @@ def _make_root(fields: Mapping[str, Any], devices: Sequence[int], base: Sequence
     # Shown here once, and copied by every sandbox.
     mounts = base if by_root else [tenant.own_mount(source) for source in fields["base"]["sources"]]
     root.lay(fields["base"]["steps"], mounts, fields["user"])
+    for fd in mounts:
+        os.close(fd)
     if by_root:
         kernel.detach("/host")
 
@@ -304,10 +306,11 @@ def _serve(
             if network is not None:
                 network.clean()
             there = tenant.Tenant(fds[0], settings, early=fields["early"])
-        elif there is not None and word == "build":
-            there.build(fields, fds)
-        elif there is not None and word == "finish":
-            there.finish(fields, fds)
+        elif there is not None:
+            # What can be made before a request, and then what that brings.
+            (there.build if word == "build" else there.finish)(fields, fds)
+            for fd in fds:
+                os.close(fd)
 
 
 class _Network:

@@ -77,14 +77,17 @@ class Tenant:
         self._init = self._command = 0
         self._pidfd = self._mounts = self._layers = self._built = self._finished = -1
         self._begun: Mapping[str, Any] = {}
+        self._over = False
         if early:
             with self._told():
                 self._make(None)
 
-    def build(self, begun: Mapping[str, Any], mounts: list[int]) -> None:
-        """Build the root as far as it is known before a request."""
+    def build(self, begun: Mapping[str, Any], mounts: Sequence[int]) -> None:
+        """Build the root as far as it is known before a request. The mounts stay the caller's."""
         self._begun = begun
         with self._told():
+            if self._over:
+                return
             if self._pidfd < 0:
                 self._make(mounts)
             else:
@@ -93,19 +96,19 @@ class Tenant:
                 self._built = _closed(self._built)
             rights.limit(self._command, begun["limits"])
 
-    def finish(self, fields: Mapping[str, Any], mounts: list[int]) -> None:
-        """Add what a request brings, and let the command go on to what it is to run."""
+    def finish(self, fields: Mapping[str, Any], mounts: Sequence[int]) -> None:
+        """Add what a request brings, and let the command go on to what it is to run. The mounts stay the caller's."""
         with self._told():
+            if self._over:
+                return
             settings, begun = self._settings, self._begun
             with self._inside():
                 root.finish(begun["steps"], fields["steps"], mounts, settings.owner, self._layers)
-            for fd in mounts:
-                os.close(fd)
             self._finished = _closed(self._finished)
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """Nothing of a task's has run: what goes wrong the supervisor must hear of, and nothing comes of this one."""
+        """What goes wrong while nothing of a task's has run the supervisor must hear of; nothing more comes of this one then."""
         try:
             yield
         except BaseException as error:
@@ -121,7 +124,7 @@ class Tenant:
         finally:
             self._settings.home.enter(kernel.NEWNS)
 
-    def _make(self, mounts: list[int] | None) -> None:
+    def _make(self, mounts: Sequence[int] | None) -> None:
         """Make its namespaces, its processes, and its root, unless `mounts` is None, before the command."""
         settings = self._settings
         with contextlib.ExitStack() as stack:
@@ -150,19 +153,23 @@ class Tenant:
         wire.send(self._control, "parked", None, [inits, self._pidfd, self._mounts])
         os.close(inits)
 
-    def _build(self, mounts: list[int]) -> None:
+    def _build(self, mounts: Sequence[int]) -> None:
         settings, begun = self._settings, self._begun
-        # Stands in for the sandbox's own, which only a process of its pid namespace can make (`command`).
-        proc = kernel.clone_mount("/proc", recursive=False)
-        dev = kernel.clone_mount("/dev")
-        base = [kernel.clone_mount(step["at"]) for step in settings.base if step["what"] == "bind"]
-        if settings.host:
-            mounts = [own_mount(source) for source in begun["sources"]]
-        root.enter("/new")
-        root.lay(settings.base, base, settings.owner)
-        self._layers = root.build(begun["steps"], mounts, proc, dev, settings.owner, begun["space"])
-        for fd in (proc, dev, *mounts):
-            os.close(fd)
+        with contextlib.ExitStack() as stack:
+
+            def closed(fd: int) -> int:
+                stack.callback(os.close, fd)
+                return fd
+
+            # Stands in for the sandbox's own, which only a process of its pid namespace can make (`command`).
+            proc = closed(kernel.clone_mount("/proc", recursive=False))
+            dev = closed(kernel.clone_mount("/dev"))
+            base = [closed(kernel.clone_mount(step["at"])) for step in settings.base if step["what"] == "bind"]
+            if settings.host:
+                mounts = [closed(own_mount(source)) for source in begun["sources"]]
+            root.enter("/new")
+            root.lay(settings.base, base, settings.owner)
+            self._layers = root.build(begun["steps"], mounts, proc, dev, settings.owner, begun["space"])
 
     @property
     def command(self) -> int:
@@ -196,6 +203,7 @@ class Tenant:
             if pid:
                 os.waitpid(pid, 0)
         self._init = self._command = 0
+        self._over = True
         for fd in (self._pidfd, self._mounts, self._layers, self._built, self._finished):
             _closed(fd)
         self._pidfd = self._mounts = self._layers = self._built = self._finished = -1
