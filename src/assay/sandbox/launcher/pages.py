@@ -30,6 +30,8 @@ _PRESENT = 1 << 63
 _RANGES_MOST = 1024
 """As many as one system call takes."""
 
+_libc = ctypes.CDLL(None)
+
 _VERIFIER = """\
 import json
 def verify(workspace):
@@ -39,10 +41,8 @@ def verify(workspace):
 """
 
 
-def learn(
-    settings: Settings, interpreter: Mapping[str, Any], sha256: Callable[[bytes], Any]
-) -> ctypes.Array[ctypes.c_size_t] | None:
-    """The ranges for `kernel.populate`, an address and a size each; None when that could not be seen.
+def learn(settings: Settings, interpreter: Mapping[str, Any], sha256: Callable[[bytes], Any]) -> Settings:
+    """The settings with the pages in them, of a command and of the server beside it; as they are when these cannot be seen.
 
     `interpreter`: its `path`, the `env` for it, and `ahead`, the `program` that verifies and its `home` (`ready.load`).
     `sha256` makes a digest, as in `hashlib`.
@@ -58,22 +58,62 @@ def learn(
         f"{_TESTS}/verifier.py",
     ]
     argv += ["--workspace", "/app", "--verdict-fd", str(_SAYS + 1)]
-    env = interpreter["env"]
-    page = os.sysconf("SC_PAGE_SIZE")
     there = _writable()
-    copied: list[tuple[int, int]] = []
     try:
         _lay(home, sha256)
-        with _tried(settings, argv, env) as pid, open(f"/proc/{pid}/pagemap", "rb", buffering=0) as file:
-            for first, end in there:
-                entries = array.array("Q", os.pread(file.fileno(), (end - first) // page * 8, first // page * 8))
-                for number, entry in enumerate(entries):
-                    if entry & _PRESENT and entry & _EXCLUSIVE:
-                        copied.append((first + number * page, first + (number + 1) * page))
+        with _tried(settings, "fork", _fork_that_waits):
+            # All that is copied by now is copied for the server, or by next to nothing of the fork.
+            of_server = _ranges(_copied(os.getpid(), there))
+        says, said = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with (
+            says,
+            said,
+            open(os.devnull, "r+b", buffering=0) as null,
+            _tried(settings, "_exit", _hold) as (control, pid),
+        ):
+            fields = {
+                "argv": argv,
+                "env": interpreter["env"],
+                "cwd": "/app",
+                "passed": [_SAYS, _SAYS + 1],
+                "python": True,
+            }
+            wire.send(control, "run", fields, [*[null.fileno()] * 3, said.fileno(), null.fileno()])
+            if not select.select([says], [], [], _PATIENCE_S)[0]:
+                raise OSError("the sample does not end")
+            of_command = _ranges(_copied(pid, there))
     except OSError:
-        return None
-    joined = _joined(copied)
-    return (ctypes.c_size_t * (2 * len(joined)))(*(word for first, end in joined for word in (first, end - first)))
+        return settings
+    return settings._replace(command=settings.command._replace(pages=of_command), pages=of_server)
+
+
+def _fork_that_waits() -> int:
+    # By the library: the interpreter's own does a lot in the fork.
+    pid = _libc.fork()
+    while pid == 0:
+        _libc.pause()
+    return int(pid)
+
+
+def _hold(_: int) -> NoReturn:
+    """In place of a command's end."""
+    while True:
+        with contextlib.suppress(OSError):
+            os.write(_SAYS, b".")
+        signal.pause()
+
+
+def _copied(pid: int, there: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The pages in these ranges that a process shares with no other any more."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    found = []
+    with open(f"/proc/{pid}/pagemap", "rb", buffering=0) as file:
+        for first, end in there:
+            entries = array.array("Q", os.pread(file.fileno(), (end - first) // page * 8, first // page * 8))
+            for number, entry in enumerate(entries):
+                if entry & _PRESENT and entry & _EXCLUSIVE:
+                    found.append((first + number * page, first + (number + 1) * page))
+    return found
 
 
 def _writable() -> list[tuple[int, int]]:
@@ -88,8 +128,8 @@ def _writable() -> list[tuple[int, int]]:
     return found
 
 
-def _joined(pages: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The pages in as many ranges as one call takes, with those between two that are near each other."""
+def _ranges(pages: list[tuple[int, int]]) -> ctypes.Array[ctypes.c_size_t]:
+    """The pages, where they begin and end, as `kernel.populate` takes them: with those between two that are near each other."""
     gap = 0
     while True:
         found: list[tuple[int, int]] = []
@@ -99,7 +139,9 @@ def _joined(pages: list[tuple[int, int]]) -> list[tuple[int, int]]:
             else:
                 found.append((first, end))
         if len(found) <= _RANGES_MOST:
-            return found
+            return (ctypes.c_size_t * (2 * len(found)))(
+                *(word for first, end in found for word in (first, end - first))
+            )
         gap = 2 * gap + os.sysconf("SC_PAGE_SIZE")
 
 
@@ -114,34 +156,29 @@ def _lay(home: str, sha256: Callable[[bytes], Any]) -> None:
 
 
 @contextlib.contextmanager
-def _tried(settings: Settings, argv: list[str], env: Mapping[str, str]) -> Iterator[int]:
-    """A sandbox in which the program runs, held at its end; the pid of its command. Raises `OSError` when it is not that far."""
+def _tried(settings: Settings, name: str, function: Callable[..., int]) -> Iterator[tuple[socket.socket, int]]:
+    """A sandbox, whole and with the sample in it: its control, and the pid of its command. Raises `OSError`.
+
+    It is forked while `function` stands for the one of that `name` in `os`.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    says, said = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-    def hold(_: int) -> NoReturn:
-        while True:
-            with contextlib.suppress(OSError):
-                os.write(_SAYS, b".")
-            signal.pause()
-
-    with ours, says, said, open(os.devnull, "r+b", buffering=0) as null:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(ours)
         there = Tenant(theirs.detach(), settings, early=False)
-        leave, os._exit = os._exit, hold  # type: ignore[assignment] # what every way out of a command ends with
+        stack.callback(there.end)
+        usual = getattr(os, name)
+        setattr(os, name, function)
         try:
             there.build({"steps": [_step("proc", "/proc"), _step("dev", "/dev")], "space": None, "limits": {}}, [])
         finally:
-            os._exit = leave
-        try:
-            late = [_step("tmpfs", "/app"), _step("tmpfs", "/logs/verifier"), _step("bind", _TESTS, 0)]
-            there.finish({"steps": late}, [kernel.clone_mount(_PLACE)])
-            fields = {"argv": argv, "env": dict(env), "cwd": "/app", "passed": [_SAYS, _SAYS + 1], "python": True}
-            wire.send(ours, "run", fields, [*[null.fileno()] * 3, said.fileno(), null.fileno()])
-            if not select.select([says], [], [], _PATIENCE_S)[0]:
-                raise OSError("the sample does not end")
-            yield there.command
-        finally:
-            there.end()
+            setattr(os, name, usual)
+        sample = kernel.clone_mount(_PLACE)
+        stack.callback(os.close, sample)
+        late = [_step("tmpfs", "/app"), _step("tmpfs", "/logs/verifier"), _step("bind", _TESTS, 0)]
+        there.finish({"steps": late}, [sample])
+        if not there.command:
+            raise OSError("no sandbox can be made")
+        yield ours, there.command
 
 
 def _step(what: str, at: str, *sources: int) -> dict[str, Any]:

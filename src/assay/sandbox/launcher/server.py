@@ -11,7 +11,6 @@ itself may mount them anew.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import select
@@ -103,8 +102,8 @@ def go_on(state: Mapping[str, Any], usual: frozenset[str]) -> None:
         sha256 = ready.sha256()
         interpreter = state["fields"]["interpreter"]
 
-        def learn(settings: tenant.Settings) -> ctypes.Array[ctypes.c_size_t] | None:
-            return pages.learn(settings, interpreter, sha256) if sha256 is not None else None
+        def learn(settings: tenant.Settings) -> tenant.Settings:
+            return pages.learn(settings, interpreter, sha256) if sha256 is not None else settings
 
         _settle(sock, state["groups"], state["owners"], state["fields"], ready.run, learn)
     except BaseException as error:
@@ -118,7 +117,7 @@ def _settle(
     owners: int,
     fields: Mapping[str, Any],
     run: Callable[[list[str], Mapping[bytes, bytes]], NoReturn] | None = None,
-    learn: Callable[[tenant.Settings], ctypes.Array[ctypes.c_size_t] | None] | None = None,
+    learn: Callable[[tenant.Settings], tenant.Settings] | None = None,
 ) -> NoReturn:
     """Make what is left to make with the server's rights, and serve."""
     network = None if fields["network"] else _Network()
@@ -274,7 +273,7 @@ def _serve(
     settings: tenant.Settings,
     network: _Network | None,
     owners: int,
-    learn: Callable[[tenant.Settings], ctypes.Array[ctypes.c_size_t] | None] | None,
+    learn: Callable[[tenant.Settings], tenant.Settings] | None,
 ) -> NoReturn:
     """Answer the supervisor until it has no more to ask."""
     wire.send(sock, "ready", None, [os.pidfd_open(os.getpid()), *([owners] if owners >= 0 else [])])
@@ -289,7 +288,7 @@ def _serve(
     os.close(null)
     os.umask(0)
     if learn is not None:
-        settings = settings._replace(command=settings.command._replace(pages=learn(settings)))
+        settings = learn(settings)
     there: tenant.Tenant | None = None
     while True:
         if there is not None:

@@ -7,6 +7,7 @@ builds the root, forks the command there, and comes back to its own. What a requ
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -61,6 +62,8 @@ class Settings(NamedTuple):
     base: Sequence[Mapping[str, Any]]
     """Steps of every sandbox of the slot, laid before a request comes; the slot server has each of their mounts at its place."""
     command: command.Settings
+    pages: ctypes.Array[ctypes.c_size_t] | None = None
+    """The server's memory that it will write to while there is a command (`pages`)."""
 
 
 class Tenant:
@@ -152,6 +155,9 @@ class Tenant:
         # The supervisor keeps the mounts until nobody waits for a verdict: to take them apart takes the kernel a while.
         wire.send(self._control, "parked", None, [inits, self._pidfd, self._mounts])
         os.close(inits)
+        if settings.pages is not None:
+            # While nobody waits: the command shares them.
+            kernel.populate(settings.pages)
 
     def _build(self, mounts: Sequence[int]) -> None:
         settings, begun = self._settings, self._begun
