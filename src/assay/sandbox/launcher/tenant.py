@@ -147,17 +147,21 @@ class Tenant:
                 self._build(mounts)
             self._command = settings.home.fork()
             if self._command == 0:
-                _closed(self._built)
-                _closed(self._finished)
-                command.become(self._control, settings.command, built, finished)
+                try:
+                    _closed(self._built)
+                    _closed(self._finished)
+                    command.become(self._control, settings.command, built, finished)
+                finally:
+                    # Whatever went wrong there: a fork that came back here would be a second server.
+                    os._exit(1)
+            if settings.pages is not None:
+                # The command shares them, and mostly nobody waits yet.
+                kernel.populate(settings.pages)
         self._pidfd = os.pidfd_open(self._command)
         inits = os.pidfd_open(self._init)
         # The supervisor keeps the mounts until nobody waits for a verdict: to take them apart takes the kernel a while.
         wire.send(self._control, "parked", None, [inits, self._pidfd, self._mounts])
         os.close(inits)
-        if settings.pages is not None:
-            # While nobody waits: the command shares them.
-            kernel.populate(settings.pages)
 
     def _build(self, mounts: Sequence[int]) -> None:
         settings, begun = self._settings, self._begun
