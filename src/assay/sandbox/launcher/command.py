@@ -22,6 +22,14 @@ _IGNORED = (signal.SIGPIPE, signal.SIGXFSZ)
 """By Python, as it starts; a program would inherit it."""
 
 
+class Left(BaseException):
+    """Raised in a fork that has given up every right, to have it leave what the server was doing and run a program."""
+
+    def __init__(self, argv: list[str], env: Mapping[bytes, bytes]) -> None:
+        """What the command is."""
+        self.argv, self.env = argv, env
+
+
 class Settings(NamedTuple):
     """What every command of a slot has in common. (A dataclass would load a megabyte, which each fork pays for.)"""
 
@@ -33,8 +41,8 @@ class Settings(NamedTuple):
     """Descriptors at the `cgroup.procs` of the slot's control groups, opened by the supervisor with its rights."""
     program: bytes | None
     """The system call filter."""
-    run: Callable[[list[str], Mapping[bytes, bytes]], NoReturn] | None
-    """`ready.run`, where this process is an interpreter that runs programs itself (`turning`)."""
+    run: Callable[[list[str], Mapping[bytes, bytes]], None] | None
+    """`ready.run` or `script.run`, where this process is an interpreter that runs programs itself (`turning`)."""
     pages: ctypes.Array[ctypes.c_size_t] | None = None
     """The memory that such a command will write to (`pages`)."""
 
@@ -43,7 +51,7 @@ def become(control: socket.socket, settings: Settings, built: int, finished: int
     """What the fork does: give up its rights, wait for what to run, and become it.
 
     It is in its namespaces, and in its root, or will be when `built` ends (-1: it is). `finished` ends when that is complete
-    and the init out of reach.
+    and the init out of reach. Raises `Left`.
     """
     try:
         os.umask(0o022)
@@ -83,16 +91,22 @@ def become(control: socket.socket, settings: Settings, built: int, finished: int
         # A session of its own: it has no terminal to type into.
         os.setsid()
         os.chdir(wire.as_bytes(fields["cwd"]))
-        if settings.run is None or not fields["python"]:
-            for number in _IGNORED:
-                signal.signal(number, signal.SIG_DFL)
-            _execute(argv, env)
-        kernel.set_name(os.fsdecode(os.path.basename(argv[0])))
+        run = settings.run if fields["python"] else None
+        if run is not None:
+            kernel.set_name(os.fsdecode(os.path.basename(argv[0])))
         arguments = [os.fsdecode(argument) for argument in argv]
     except BaseException as error:
         _say(words(error))
         os._exit(NOT_STARTED)
-    settings.run(arguments, env)
+    if run is not None:
+        run(arguments, env)
+    try:
+        for number in _IGNORED:
+            signal.signal(number, signal.SIG_DFL)
+        _execute(argv, env)
+    except BaseException as error:
+        _say(words(error))
+        os._exit(NOT_STARTED)
 
 
 def _take_places(fds: Sequence[int], targets: Sequence[int]) -> None:
@@ -126,7 +140,7 @@ def _join(settings: Settings) -> None:
 def _execute(argv: list[bytes], env: Mapping[bytes, bytes]) -> NoReturn:
     """Become the program, looked for as a shell does. Raises `OSError`."""
     refused: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(argv[0]))
-    for path in _places(argv[0], env):
+    for path in places(argv[0], env):
         try:
             os.execve(path, argv, env)  # noqa: S606 - that is what it is for
         except (FileNotFoundError, NotADirectoryError):
@@ -142,7 +156,8 @@ def _execute(argv: list[bytes], env: Mapping[bytes, bytes]) -> NoReturn:
     raise refused
 
 
-def _places(program: bytes, env: Mapping[bytes, bytes]) -> list[bytes]:
+def places(program: bytes, env: Mapping[bytes, bytes]) -> list[bytes]:
+    """Where a program is looked for, first to last."""
     if b"/" in program:
         return [program]
     return [(folder or b".") + b"/" + program for folder in env.get(b"PATH", b"").split(b":")]

@@ -18,9 +18,12 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import command, init, kernel, root, tenant, turning, wire
+
+if TYPE_CHECKING:
+    from . import script
 
 _WORK_PLACE = "/usr"
 """A folder that every system has; covered for the moment in which the server's own root is made."""
@@ -85,10 +88,13 @@ def _begin(sock: socket.socket, fields: Mapping[str, Any], fds: Sequence[int]) -
     turning.turn(fields["interpreter"], sources, state, kept)
 
 
-def go_on(state: Mapping[str, Any], usual: frozenset[str]) -> None:
-    """Serve, as an interpreter that `turning.turn` became. `usual`: the modules it has loaded by itself. Never returns."""
+def go_on(state: Mapping[str, Any], before: script.Before) -> script.Program:
+    """Serve, as an interpreter that `turning.turn` became. `before`: what it was when it started.
+
+    Only a fork comes back from this, with what it is to raise in place of a server.
+    """
     # Loaded where there is such an interpreter alone: a fork costs by what is in memory.
-    from . import pages, ready
+    from . import pages, ready, script
 
     sock = socket.socket(fileno=state["sock"])
     try:
@@ -98,14 +104,21 @@ def go_on(state: Mapping[str, Any], usual: frozenset[str]) -> None:
         kernel.hide_command_line("assay-slot")
         kernel.set_name("assay-slot")
         kernel.die_with_parent()
-        ready.load(state["fields"]["interpreter"]["ahead"], usual)
-        sha256 = ready.sha256()
         interpreter = state["fields"]["interpreter"]
+        if interpreter["ahead"] is None:
+            sys.dont_write_bytecode = True
+            _settle(sock, state["groups"], state["owners"], state["fields"], script.run)
+        ready.load(interpreter["ahead"], before.modules)
+        sha256 = ready.sha256()
 
         def learn(settings: tenant.Settings) -> tenant.Settings:
             return pages.learn(settings, interpreter, sha256) if sha256 is not None else settings
 
         _settle(sock, state["groups"], state["owners"], state["fields"], ready.run, learn)
+    except command.Left as left:
+        # Closed, as all others; somebody else's may have its number.
+        sock.detach()
+        return script.Program(left, before)
     except BaseException as error:
         wire.send(sock, "failed", {"why": f"{type(error).__name__}: {error}"})
         os._exit(1)
@@ -116,7 +129,7 @@ def _settle(
     groups: Sequence[int],
     owners: int,
     fields: Mapping[str, Any],
-    run: Callable[[list[str], Mapping[bytes, bytes]], NoReturn] | None = None,
+    run: Callable[[list[str], Mapping[bytes, bytes]], None] | None = None,
     learn: Callable[[tenant.Settings], tenant.Settings] | None = None,
 ) -> NoReturn:
     """Make what is left to make with the server's rights, and serve."""

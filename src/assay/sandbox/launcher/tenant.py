@@ -114,6 +114,8 @@ class Tenant:
         """What goes wrong while nothing of a task's has run the supervisor must hear of; nothing more comes of this one then."""
         try:
             yield
+        except command.Left:
+            raise
         except BaseException as error:
             with contextlib.suppress(wire.Gone):
                 wire.send(self._control, "failed", {"why": command.words(error)})
@@ -151,7 +153,11 @@ class Tenant:
                     _closed(self._built)
                     _closed(self._finished)
                     command.become(self._control, settings.command, built, finished)
-                finally:
+                except command.Left:
+                    # It has nothing that would have to be closed here.
+                    stack.pop_all()
+                    raise
+                except BaseException:
                     # Whatever went wrong there: a fork that came back here would be a second server.
                     os._exit(1)
             if settings.pages is not None:

@@ -14,12 +14,28 @@ from typing import Any
 
 from . import kernel
 
-_FILES = ("kernel", "wire", "rights", "root", "turning", "ready", "init", "command", "tenant", "pages", "server")
+_FILES = (
+    "kernel",
+    "wire",
+    "rights",
+    "root",
+    "turning",
+    "ready",
+    "init",
+    "command",
+    "script",
+    "tenant",
+    "pages",
+    "server",
+)
 """Each after those that it imports."""
 
 _LOADER = """\
+_main = dict(globals())
 import sys
-_usual = frozenset(sys.modules)
+_before = _main, frozenset(sys.modules), frozenset(sys.path_importer_cache)
+if not sys.flags.isolated:
+    del sys.path[0]
 import json, os
 with os.fdopen(int(sys.argv[1]), "rb") as _file:
     _told = json.loads(_file.read())
@@ -32,7 +48,7 @@ for _name, _text in _told["files"]:
     sys.modules["launcher." + _name] = _module
     setattr(_package, _name, _module)
     exec(compile(_text, "launcher/" + _name, "exec"), _module.__dict__)
-_package.server.go_on(_told["state"], _usual)
+raise _package.server.go_on(_told["state"], _package.script.Before(*_before))
 """
 
 
@@ -51,6 +67,8 @@ def turn(
 ) -> None:
     """Become the interpreter: its `path` in the base, started with `env`. `kept` are the descriptors that `state` names.
 
+    `ahead` is what `ready.load` takes, for isolated programs; None: it is for others (`script`), and started as they are.
+
     Does not return. Raises `OSError` when there is no such program.
     """
     memory = os.memfd_create("assay", 0)
@@ -62,4 +80,5 @@ def turn(
     # Beyond the exec, since the uid gives none; nothing runs there before they are given up for what is forked.
     kernel.keep_capabilities()
     path = interpreter["path"]
-    os.execve(path, [path, "-I", "-c", _LOADER, str(memory)], dict(interpreter["env"]))  # noqa: S606 - that is what it is for
+    options = [] if interpreter["ahead"] is None else ["-I"]
+    os.execve(path, [path, *options, "-c", _LOADER, str(memory)], dict(interpreter["env"]))  # noqa: S606 - that is what it is for
