@@ -58,11 +58,11 @@ print(json.dumps({
     "site": [site.ENABLE_USER_SITE, site.getusersitepackages(), site.getsitepackages()],
     "sys": [n for n in sorted(vars(sys)) if n not in ("last_exc",)], "hooks": [sys.excepthook is sys.__excepthook__,
         sys.displayhook is sys.__displayhook__, sys.unraisablehook is sys.__unraisablehook__, sys.gettrace(), sys.getprofile()],
-    "finders": [repr(f) for f in (*sys.meta_path, *sys.path_hooks)], "streams": [line(f) for f in (sys.stdin, sys.stdout, sys.stderr)],
+    "finders": [repr(f).partition(" at 0x")[0] for f in (*sys.meta_path, *sys.path_hooks)], "streams": [line(f) for f in (sys.stdin, sys.stdout, sys.stderr)],
     "originals": [sys.stdin is sys.__stdin__, sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__],
     "limit": [sys.getrecursionlimit(), sys.getswitchinterval(), _thread.stack_size(), _thread._count()],
     "environ": list(os.environ.items()), "posix": [repr(i) for i in sys.modules["posix"].environ.items()],
-    "inherited": os.popen("env").read(), "time": [time.tzname, time.timezone, time.daylight],
+    "inherited": os.popen("env | od -c").read(), "time": [time.tzname, time.timezone, time.daylight],
     "exe": os.readlink("/proc/self/exe"), "stack": [repr(f) for f in traceback.extract_stack()], "handler": faulthandler.is_enabled(),
     "interned": [n for n in sys.modules if "launcher" in n], "encodings": [sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()],
     "own": [(n, oct(os.stat("/proc/self/" + n).st_mode), os.stat("/proc/self/" + n).st_uid) for n in ("fd", "mem", "environ", "maps")],
@@ -81,7 +81,9 @@ STATES = {
     "in a folder": Case(argv=("x/main.py",), files={"x/main.py": MORE_STATE}),
     "no ending": Case(argv=("main",), files={"main": MORE_STATE}),
     "odd name": Case(argv=("ü \n.py",), files={"ü \n.py": MORE_STATE}),
-    "environment": Case(MORE_STATE, env={"Z": "1", "TZ": "Asia/Tokyo", "A": "ü\udcff", "PATH": "/usr/bin:/bin", "TERM": ""}),
+    "environment": Case(
+        MORE_STATE, env={"Z": "1", "TZ": "Asia/Tokyo", "A": "ü\udcff", "PATH": "/usr/bin:/bin", "TERM": ""}
+    ),
     "input": Case(MORE_STATE, stdin=b"some"),
 }
 
@@ -197,7 +199,9 @@ PROGRAMS = {
     "inspected": "import inspect\nclass A:\n  x = 1\ndef f(): pass\nprint(inspect.getsource(f), inspect.getsource(A), inspect.getsourcefile(f))",
     "runpy": "import runpy; print(runpy.run_path('/app/other.py', run_name='__main__') is not None)",
     "imports itself": "import main\nprint(main.__name__, main.__file__, main.__spec__.name)",
-    "tested": "import unittest\nclass T(unittest.TestCase):\n  def test(self): self.assertEqual(1, 2)\nunittest.main(verbosity=0, testRunner=lambda **k: unittest.TextTestRunner(resultclass=None, verbosity=0))".replace("resultclass=None, ", ""),
+    "tested": "import unittest\nclass T(unittest.TestCase):\n  def test(self): self.assertEqual(1, 2)\nunittest.main(verbosity=0, testRunner=lambda **k: unittest.TextTestRunner(resultclass=None, verbosity=0))".replace(
+        "resultclass=None, ", ""
+    ),
     "doctested": "'''\n>>> 1\n2\n'''\nimport doctest; print(doctest.testmod())",
     "named": "from collections import namedtuple; from enum import Enum; import typing, dataclasses\nP = namedtuple('P', 'a'); E = Enum('E', 'A'); T = typing.TypeVar('T')\nprint(P.__module__, E.__module__, T.__module__, dataclasses.make_dataclass('C', 'x').__module__)",
     "many modules": "import array, base64, bisect, calendar, cmath, collections, contextlib, copy, csv, ctypes, datetime, decimal, difflib, "
@@ -228,18 +232,29 @@ OTHERS = {
     "input by others": Case("import os; os.system('cat')", stdin=b"abc"),
     "input large": Case("import sys; print(len(sys.stdin.read()))", stdin=b"x" * 300_000),
     "shadow": Case("import json, re; print(json.mine, re.__file__)", files={"json.py": "mine = 1"}),
-    "shadow below": Case("import json; print(json.decoder.re.mine)", files={"re.py": "mine = compile = VERBOSE = MULTILINE = DOTALL = 1"}),
-    "shadow package": Case("import ctypes, socket; print(ctypes.mine, socket.x)", files={"ctypes/__init__.py": "mine = 1", "socket.py": "x=2"}),
-    "shadow later": Case("open('/tmp/typing.py', 'w').write('x=1'); import sys; sys.path.insert(0, '/tmp'); import typing; print(typing.x)"),
+    "shadow below": Case(
+        "import json; print(json.decoder.re.mine)", files={"re.py": "mine = compile = VERBOSE = MULTILINE = DOTALL = 1"}
+    ),
+    "shadow package": Case(
+        "import ctypes, socket; print(ctypes.mine, socket.x)",
+        files={"ctypes/__init__.py": "mine = 1", "socket.py": "x=2"},
+    ),
+    "shadow later": Case(
+        "open('/tmp/typing.py', 'w').write('x=1'); import sys; sys.path.insert(0, '/tmp'); import typing; print(typing.x)"
+    ),
     "no shadow": Case("import os, io; print(os.__file__, io.__file__)", files={"os.py": "x=1", "io.py": "1/0"}),
-    "other modules": Case("import a, b.c; print(a.__file__, b.c.x)", files={"a.py": "import b", "b/__init__.py": "", "b/c.py": "x = 1"}),
+    "other modules": Case(
+        "import a, b.c; print(a.__file__, b.c.x)", files={"a.py": "import b", "b/__init__.py": "", "b/c.py": "x = 1"}
+    ),
     "bytecode": Case("import a, os; print(os.listdir('/app/__pycache__'))", files={"a.py": ""}),
     "launcher": Case("import launcher"),
     "in a folder": Case("", ("x/y.py",), {"x/y.py": "import z", "x/z.py": "print(__file__)", "z.py": "1/0"}),
     "absent": Case(argv=("nothere.py",)),
     "absent folder": Case(argv=("no/there.py",)),
     "folder": Case(argv=("x",), files={"x/y": ""}),
-    "folder with main": Case(argv=("x",), files={"x/__main__.py": "import sys; print(sys.path[0], __file__, __name__)"}),
+    "folder with main": Case(
+        argv=("x",), files={"x/__main__.py": "import sys; print(sys.path[0], __file__, __name__)"}
+    ),
     "device": Case(argv=("/dev/null",)),
     "cookie": Case("# -*- coding: latin-1 -*-\nprint(ascii('ü'))".encode("latin-1")),
     "cookie unknown": Case("# coding: nothing\nprint(1)"),
@@ -266,10 +281,14 @@ OTHERS = {
     "python path": Case("import a; print(a.__file__)", files={"x/a.py": ""}, env={"PYTHONPATH": "/app/x"}),
     "hash seed": Case("print(hash('a'))", env={"PYTHONHASHSEED": "1"}),
     "unbuffered": Case("import os, sys; print(1); os._exit(0)", env={"PYTHONUNBUFFERED": "1"}),
-    "other home": Case("import a; print(a.__file__)", files={".local/lib/python{}.{}/site-packages/a.py": ""}, env={"HOME": "/app"}),
+    "other home": Case(
+        "import a; print(a.__file__)", files={".local/lib/python{}.{}/site-packages/a.py": ""}, env={"HOME": "/app"}
+    ),
     "no path": Case("print(1)", env={"PATH": ""}),
     "other path": Case("print(1)", env={"PATH": "/app"}, files={"python3": "#!/bin/sh\necho mine"}),
-    "other language": Case("import sys; print(sys.stdout.encoding, ascii(input()))", stdin="ü".encode(), env={"LANG": "C"}),
+    "other language": Case(
+        "import sys; print(sys.stdout.encoding, ascii(input()))", stdin="ü".encode(), env={"LANG": "C"}
+    ),
 }
 
 
@@ -282,7 +301,10 @@ def zipped() -> bytes:
 
 CASES = {
     **{f"state, {name}": case for name, case in STATES.items()},
-    **{name: Case(text, files={"other.py": "def f():\n    1/0\nif __name__ == 'other': f()"}) for name, text in PROGRAMS.items()},
+    **{
+        name: Case(text, files={"other.py": "def f():\n    1/0\nif __name__ == 'other': f()"})
+        for name, text in PROGRAMS.items()
+    },
     **OTHERS,
     "archive": Case(zipped()),
     "archive below text": Case(b"print('text')\n" + zipped()),
@@ -317,7 +339,10 @@ async def run(sandbox: Sandbox, case: Case) -> ExecResult:
 
 def seen(result: ExecResult) -> Any:
     """What a grader sees of a run, but for places in memory."""
-    said = [re.sub(rb"0x[0-9a-f]+", b"0x", text).decode("utf-8", "backslashreplace") for text in (result.stdout, result.stderr)]
+    said = [
+        re.sub(rb"0x[0-9a-f]+", b"0x", text).decode("utf-8", "backslashreplace")
+        for text in (result.stdout, result.stderr)
+    ]
     return (result.how, result.code, result.signal, *said)
 
 

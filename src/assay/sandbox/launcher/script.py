@@ -24,7 +24,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from . import command
+from . import command, kernel
 
 _IGNORE_COOKIE = 0x0800
 """A text on the command line is UTF-8 whatever it says."""
@@ -44,6 +44,14 @@ class Before(NamedTuple):
     modules: frozenset[str]
     places: frozenset[str]
     """The keys of `sys.path_importer_cache`."""
+
+
+def noted(main: Mapping[str, Any], modules: frozenset[str], places: frozenset[str]) -> Before:
+    """What it is for any program, by what it was for the server's own."""
+    common = {name: value for name, value in main.items() if name not in ("__cached__", "__file__")}
+    # Of a text; that of a file comes with it.
+    common["__loader__"] = sys.__spec__.loader
+    return Before(common, modules, places - {sys.argv[0]})
 
 
 def run(argv: list[str], env: Mapping[bytes, bytes]) -> None:
@@ -118,8 +126,10 @@ class Program(Exception):
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_IGN)
         _open_streams()
-        calls = _text(words[1]) if words[0] == "-c" else _file(_absolute(words[0]))
+        # Without rights it is nobody's but its own any more.
+        kernel.be_dumpable()
         self._forget()
+        calls = _text(words[1]) if words[0] == "-c" else _file(_absolute(words[0]))
         # After 0 the interpreter exits by itself. After anything else it has shown why, and comes to the end of its own program
         # that raised this.
         return map(sys.exit, itertools.filterfalse(None, calls))
@@ -135,6 +145,10 @@ class Program(Exception):
         self._kept = [sys.modules.pop(name) for name in list(sys.modules) if name not in before.modules]
         # For ever: to take them apart at the end would write to the pages of all that is in them.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+        if sys.version_info < (3, 12):
+            # Those two below the program that count as calls there.
+            for _ in ("reduce", "a function of C's"):
+                ctypes.pythonapi.Py_LeaveRecursiveCall()
 
 
 def _file(path: str) -> map[Any]:

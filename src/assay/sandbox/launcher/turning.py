@@ -37,6 +37,8 @@ _before = _main, frozenset(sys.modules), frozenset(sys.path_importer_cache)
 if not sys.flags.isolated:
     del sys.path[0]
 import json, os
+if not sys.flags.isolated:
+    os.close(int(sys.argv[0].rpartition("/")[2]))
 with os.fdopen(int(sys.argv[1]), "rb") as _file:
     _told = json.loads(_file.read())
 _package = type(sys)("launcher")
@@ -48,7 +50,7 @@ for _name, _text in _told["files"]:
     sys.modules["launcher." + _name] = _module
     setattr(_package, _name, _module)
     exec(compile(_text, "launcher/" + _name, "exec"), _module.__dict__)
-raise _package.server.go_on(_told["state"], _package.script.Before(*_before))
+raise _package.server.go_on(_told["state"], _package.script.noted(*_before))
 """
 
 
@@ -71,14 +73,21 @@ def turn(
 
     Does not return. Raises `OSError` when there is no such program.
     """
-    memory = os.memfd_create("assay", 0)
-    with open(memory, "wb", closefd=False) as file:
-        file.write(json.dumps({"files": sources, "state": state}).encode())
-    os.lseek(memory, 0, os.SEEK_SET)
+    told = _in_memory(json.dumps({"files": sources, "state": state}))
     for fd in kept:
         os.set_inheritable(fd, True)
     # Beyond the exec, since the uid gives none; nothing runs there before they are given up for what is forked.
     kernel.keep_capabilities()
     path = interpreter["path"]
-    options = [] if interpreter["ahead"] is None else ["-I"]
-    os.execve(path, [path, *options, "-c", _LOADER, str(memory)], dict(interpreter["env"]))  # noqa: S606 - that is what it is for
+    # For a text some versions load more than for a file.
+    program = ["-I", "-c", _LOADER] if interpreter["ahead"] is not None else [f"/proc/self/fd/{_in_memory(_LOADER)}"]
+    os.execve(path, [path, *program, str(told)], dict(interpreter["env"]))  # noqa: S606 - that is what it is for
+
+
+def _in_memory(text: str) -> int:
+    """A descriptor at its beginning, for an exec."""
+    memory = os.memfd_create("assay", 0)
+    with open(memory, "wb", closefd=False) as file:
+        file.write(text.encode())
+    os.lseek(memory, 0, os.SEEK_SET)
+    return memory
