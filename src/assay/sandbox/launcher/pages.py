@@ -41,6 +41,16 @@ def verify(workspace):
 """
 
 
+_SCRIPT = """\
+import sys
+def main():
+    lines = [line.split() for line in sys.stdin]
+    print(len(lines), sum(int(word) for line in lines for word in line), {"a": [1.5, None]})
+if __name__ == "__main__":
+    main()
+"""
+
+
 def learn(settings: Settings, interpreter: Mapping[str, Any], sha256: Callable[[bytes], Any]) -> Settings:
     """The settings with the pages in them, of a command and of the server beside it; as they are when these cannot be seen.
 
@@ -85,6 +95,42 @@ def learn(settings: Settings, interpreter: Mapping[str, Any], sha256: Callable[[
     except OSError:
         return settings
     return settings._replace(command=settings.command._replace(pages=of_command), pages=of_server)
+
+
+def learn_script(
+    settings: Settings, interpreter: Mapping[str, Any], run: Callable[[list[str], Mapping[bytes, bytes]], None]
+) -> Settings:
+    """`learn`, where commands are scripts. `run` runs one in a fork to its end, that of the interpreter included."""
+    sample = settings._replace(command=settings.command._replace(run=run))
+    argv = [interpreter["path"], f"{_TESTS}/main.py"]
+    there = _writable()
+    try:
+        _write(f"{_PLACE}/main.py", _SCRIPT)
+        with _tried(sample, "fork", _fork_that_waits):
+            of_server = _ranges(_copied(os.getpid(), there))
+        says, said = os.pipe()
+        with (
+            open(says, "rb", buffering=0) as ends,
+            open(said, "wb", buffering=0) as output,
+            open(os.devnull, "r+b", buffering=0) as null,
+            _tried(sample, "setsid", _hold_at_exit) as (control, pid),
+        ):
+            fields = {"argv": argv, "env": interpreter["env"], "cwd": "/app", "passed": [], "python": True}
+            wire.send(control, "run", fields, [null.fileno(), output.fileno(), null.fileno()])
+            output.close()
+            while select.select([ends], [], [], _PATIENCE_S)[0] and ends.read(1 << 10):
+                continue
+            of_command = _ranges(_copied(pid, there))
+    except OSError:
+        return settings
+    return settings._replace(command=settings.command._replace(pages=of_command), pages=of_server)
+
+
+def _hold_at_exit() -> int:
+    """In place of a new session: have the process wait at its end, when all else is done, and close its output."""
+    for function, argument in ((_libc.pause, None), (_libc.close, 1)):
+        _libc.__cxa_atexit(function, ctypes.c_void_p(argument), None)
+    return 0
 
 
 def _fork_that_waits() -> int:
@@ -148,11 +194,15 @@ def _ranges(pages: list[tuple[int, int]]) -> ctypes.Array[ctypes.c_size_t]:
 def _lay(home: str, sha256: Callable[[bytes], Any]) -> None:
     """A task's tests folder with the runner's manifest in it."""
     folder = f"{_PLACE}/{os.path.basename(home)}"
-    os.makedirs(folder, 0o755)
     listed = {"files": {"verifier.py": sha256(_VERIFIER.encode()).hexdigest()}}
-    for path, text in ((f"{_PLACE}/verifier.py", _VERIFIER), (f"{folder}/manifest.json", json.dumps(listed))):
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
+    _write(f"{_PLACE}/verifier.py", _VERIFIER)
+    _write(f"{folder}/manifest.json", json.dumps(listed))
+
+
+def _write(path: str, text: str) -> None:
+    os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 @contextlib.contextmanager

@@ -63,6 +63,15 @@ def run(argv: list[str], env: Mapping[bytes, bytes]) -> None:
         raise command.Left(argv, env)
 
 
+def run_here(before: Before, argv: list[str], env: Mapping[bytes, bytes]) -> None:
+    """Run a program of the server's own in a fork, without leaving anything, and end with it."""
+    try:
+        for _ in Program(command.Left(argv, env), before):
+            continue
+    finally:
+        ctypes.pythonapi.Py_Exit(0)
+
+
 def _is_found(program: bytes, env: Mapping[bytes, bytes]) -> bool:
     """Whether this interpreter is what would be started."""
     found = next((place for place in command.places(program, env) if os.path.lexists(place)), None)

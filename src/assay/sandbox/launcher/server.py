@@ -11,6 +11,7 @@ itself may mount them anew.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import select
@@ -107,7 +108,11 @@ def go_on(state: Mapping[str, Any], before: script.Before) -> script.Program:
         interpreter = state["fields"]["interpreter"]
         if interpreter["ahead"] is None:
             sys.dont_write_bytecode = True
-            _settle(sock, state["groups"], state["owners"], state["fields"], script.run)
+
+            def learn_script(settings: tenant.Settings) -> tenant.Settings:
+                return pages.learn_script(settings, interpreter, functools.partial(script.run_here, before))
+
+            _settle(sock, state["groups"], state["owners"], state["fields"], script.run, learn_script)
         ready.load(interpreter["ahead"], before.modules)
         sha256 = ready.sha256()
 
