@@ -59,9 +59,10 @@ async def both() -> AsyncIterator[tuple[Sandbox, Sandbox]]:
     await warm.close()
 
 
-async def run(sandbox: Sandbox, source: str, *arguments: str, **options: Any) -> Any:
+async def run(sandbox: Sandbox, source: str, *arguments: str, scripts: bool = False, **options: Any) -> Any:
     options.setdefault("timeout_s", 30)
-    return await sandbox.exec([PYTHON, "-I", "-c", source, *arguments], **options)
+    isolated = [] if scripts else ["-I"]
+    return await sandbox.exec([PYTHON, *isolated, "-c", source, *arguments], **options)
 
 
 @pytest.mark.parametrize("env", [{}, {"TZ": "Asia/Tokyo", "HOME": "/out", "A": "ü\udcff"}], ids=["none", "some"])
@@ -192,19 +193,20 @@ print(json.dumps([found, random.random(), os.urandom(4).hex()]))
 """
 
 
-async def test_nothing_of_one_is_there_for_the_next() -> None:
-    provider = WarmProvider()
+@pytest.mark.parametrize("scripts", [False, True], ids=["isolated", "scripts"])
+async def test_nothing_of_one_is_there_for_the_next(scripts: bool) -> None:
+    provider = WarmProvider(scripts=scripts)
     with scratch_folder("app") as app:
         spec = SandboxSpec(mounts=(Overlay(app, "/app"),))
         drawn = set()
         for turn in range(3):
             sandbox = await provider.create(spec)
             assert is_warm(sandbox)
-            spoiled = await run(sandbox, SPOILS)
+            spoiled = await run(sandbox, SPOILS, scripts=scripts)
             assert (spoiled.code, spoiled.stdout) == (0, b"spoiled\n"), spoiled.stderr.decode()
             # The next command of the same sandbox, and the first of the next that has the slot.
             for _ in range(1 if turn else 2):
-                looked = await run(sandbox, LOOKS)
+                looked = await run(sandbox, LOOKS, scripts=scripts)
                 assert looked.code == 0, looked.stderr.decode()
                 found, number, _ = json.loads(looked.stdout)
                 assert found == []
