@@ -167,8 +167,11 @@ def _file(path: str) -> map[Any]:
     libc.fopen.restype = ctypes.c_void_p
     name = os.fsencode(path)
     _importer(path)
+    opened = libc.fopen(name, b"rbe")
+    if opened is None:
+        raise MemoryError(f"{path} was there to be opened, and is not")
     closed_when_read = 1
-    return map(function, [libc.fopen(name, b"rbe")], [name], [closed_when_read], [None])
+    return map(function, [opened], [name], [closed_when_read], [None])
 
 
 def _text(text: str) -> map[Any]:
