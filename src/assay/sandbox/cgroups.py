@@ -314,9 +314,9 @@ class Group:
         return members(self._distinct())
 
     def is_empty(self) -> bool:
-        """Whether nothing of it is left, not even a process that is ending or that nobody has waited for."""
-        count = self._number("pids", "pids.current")
-        return count == 0 if count is not None else not self.pids()
+        """Whether no process is left in it."""
+        # Soon read, and also counts what is dead and was waited for by nobody, which then does not matter.
+        return self._number("pids", "pids.current") == 0 or not self.pids()
 
     def kill(self) -> None:
         """Kill every process in the group: at once where the kernel can, else those there now."""

@@ -112,6 +112,7 @@ class SlotRun:
             await patience.run(self._slot.let_go)
         # It is born in the group.
         bound(None)
+        why = "the sandbox was killed before the command started"
         for _ in range(_FORKS_MOST):
             fork = self._fork = await self._asked(patience)
             if _HALF not in (self._slot.built, self._slot.prepared):
@@ -120,11 +121,16 @@ class SlotRun:
                 self._slot.built = self._slot.prepared = None
                 self._send(fork)
                 self._meanwhile()
-                if await self._starts(fork, patience):
-                    return
+                try:
+                    if await self._starts(fork, patience):
+                        return
+                except TimeoutError:
+                    # Nothing of a task's has run, so that another server does as well.
+                    why = f"the sandbox was not set up within {SETUP_S:g} s"
+                    await self._end_server(patience)
             # Killed before anything of a task's ran in it: another does as well.
             self._drop()
-        raise SetupFailed("the sandbox was killed before the command started")
+        raise SetupFailed(why)
 
     async def _asked(self, patience: Insistence) -> Fork:
         """The fork that the server was asked for. A server that died while nothing ran in it is replaced: nothing was lost."""
@@ -139,11 +145,14 @@ class SlotRun:
         return self._slot.fork
 
     async def _starts(self, fork: Fork, patience: Insistence) -> bool:
-        """Whether the command has started; not when the fork was killed, or its server. Raises `SetupFailed`."""
+        """Whether the command has started; not when the fork was killed, or its server.
+
+        Raises `SetupFailed`, and `TimeoutError` when it is neither.
+        """
         deadline = time.monotonic() + SETUP_S
         while not fork.has_said("started", "failed", "ended"):
             if not await patience.until_readable(fork.control.fileno(), deadline - time.monotonic()):
-                raise SetupFailed(f"the sandbox was not set up within {SETUP_S:g} s")
+                raise TimeoutError
             if not fork.listen():
                 gone = self._slot.end_fd
                 if gone is not None:

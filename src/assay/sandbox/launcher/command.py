@@ -60,11 +60,11 @@ def become(control: socket.socket, settings: Settings, built: int, finished: int
             kernel.populate(settings.pages)
         # From inside, the slot's group is the root and names nothing of the host.
         kernel.unshare(kernel.NEWCGROUP, "cgroup namespace")
-        # Of this pid namespace, and made while another whole one is in sight: the kernel's condition.
-        proc = kernel.new_mount("proc", kernel.NOSUID | kernel.NODEV | kernel.NOEXEC)
         if built >= 0:
             wire.send(control, "waiting")
             os.read(built, 1)
+        # Of this pid namespace, and made while another whole one is in sight, the one in its place: the kernel's condition.
+        proc = kernel.new_mount("proc", kernel.NOSUID | kernel.NODEV | kernel.NOEXEC)
         root.place_proc(proc, settings.owner)
         os.close(proc)
         rights.drop(settings.uid, settings.program)

@@ -1,7 +1,7 @@
 """Pid 1 of one sandbox: it takes in orphans, and is what the kernel ends everything else with. It decides nothing.
 
 How a command ended the server hears, whose child it is. So an init may be as small as can be: where the machine's
-instructions are known a program of 200 bytes, started without a copy of anything; elsewhere a fork of the server.
+instructions are known a program of 250 bytes, started without a copy of anything; elsewhere a fork of the server.
 """
 
 from __future__ import annotations
@@ -22,7 +22,17 @@ _X86_64 = (
     ("bf 04 00 00 00", "mov edi, 4"),
     ("31 f6", "xor esi, esi"),
     ("0f 05", "syscall"),
-    ("b8 b4 01 00 00", "mov eax, 436       ; close_range(0, all, 0), which says that it is so"),
+    ("b8 9d 00 00 00", "mov eax, 157       ; prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0): all registers are 0 at first"),
+    ("bf 26 00 00 00", "mov edi, 38"),
+    ("be 01 00 00 00", "mov esi, 1"),
+    ("0f 05", "syscall"),
+    ("6a 00 6a 00 6a 00", "push 0, three times: no capability, in three sets"),
+    ("48 89 e6", "mov rsi, rsp"),
+    ("68 22 05 08 20", "push 0x20080522    ; version 3, of this process"),
+    ("48 89 e7", "mov rdi, rsp"),
+    ("b8 7e 00 00 00", "mov eax, 126       ; capset(header, sets)"),
+    ("0f 05", "syscall"),
+    ("b8 b4 01 00 00", "mov eax, 436       ; close_range(0, all, 0), which says that all that is done"),
     ("31 ff", "xor edi, edi"),
     ("be ff ff ff ff", "mov esi, -1"),
     ("31 d2", "xor edx, edx"),
@@ -91,6 +101,8 @@ def _serve() -> NoReturn:
         kernel.set_name(_PLACE.lstrip("/"))
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         kernel.be_undumpable()
+        kernel.forbid_new_privileges()
+        kernel.drop_capabilities()
         kernel.close_from(0)
         while True:
             signal.sigwait([signal.SIGCHLD])

@@ -294,9 +294,6 @@ def _serve(
     learn: Callable[[tenant.Settings], tenant.Settings] | None,
 ) -> NoReturn:
     """Answer the supervisor until it has no more to ask."""
-    wire.send(sock, "ready", None, [os.pidfd_open(os.getpid()), *([owners] if owners >= 0 else [])])
-    if owners >= 0:
-        os.close(owners)
     # A collection in a fork would copy every page that holds an object.
     gc.disable()
     gc.freeze()
@@ -307,6 +304,10 @@ def _serve(
     os.umask(0)
     if learn is not None:
         settings = learn(settings)
+    me = os.pidfd_open(os.getpid())
+    wire.send(sock, "ready", None, [me, *([owners] if owners >= 0 else [])])
+    for fd in (me, *([owners] if owners >= 0 else [])):
+        os.close(fd)
     there: tenant.Tenant | None = None
     while True:
         if there is not None:
