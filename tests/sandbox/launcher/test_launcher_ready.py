@@ -196,6 +196,8 @@ print(json.dumps([found, random.random(), os.urandom(4).hex()]))
 
 @pytest.mark.parametrize("scripts", [False, True], ids=["isolated", "scripts"])
 async def test_nothing_of_one_is_there_for_the_next(scripts: bool) -> None:
+    if scripts and os.geteuid() != 0:
+        pytest.skip("an ordinary user's server is told paths of the host")
     provider = WarmProvider(scripts=scripts)
     with scratch_folder("app") as app:
         spec = SandboxSpec(mounts=(Overlay(app, "/app"),))
