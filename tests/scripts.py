@@ -23,6 +23,9 @@ class Case:
     stdin: bytes = b""
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str = "/app"
+    mode: int = 0o755
+    """Of `main.py`."""
+    links: Mapping[str, str] = field(default_factory=dict)
 
 
 STATE = """
@@ -82,6 +85,8 @@ STATES = {
     "odd name": Case(argv=("ü \n.py",), files={"ü \n.py": STATE}),
     "environment": Case(STATE, env={"Z": "1", "TZ": "Asia/Tokyo", "A": "ü\udcff", "PATH": "/usr/bin:/bin", "TERM": ""}),
     "input": Case(STATE, stdin=b"some"),
+    "link": Case(argv=("l/link.py",), files={"x/real.py": STATE}, links={"l/link.py": "../x/real.py"}),
+    "folder that is a link": Case(argv=("l/real.py",), files={"x/real.py": STATE}, links={"l": "x"}),
 }
 
 PROGRAMS = {
@@ -397,6 +402,10 @@ OTHERS = {
     "launcher": Case("import launcher"),
     "in a folder": Case("", ("x/y.py",), {"x/y.py": "import z", "x/z.py": "print(__file__)", "z.py": "1/0"}),
     "absent": Case(argv=("nothere.py",)),
+    "unreadable": Case("print(1)", mode=0),
+    "link to nothing": Case(argv=("l",), links={"l": "nothere"}),
+    "link to itself": Case(argv=("l",), links={"l": "l"}),
+    "link out": Case(argv=("l",), links={"l": "/etc/passwd"}),
     "absent folder": Case(argv=("no/there.py",)),
     "folder": Case(argv=("x",), files={"x/y": ""}),
     "folder with main": Case(
@@ -464,4 +473,7 @@ def lay(folder: Path, case: Case) -> None:
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content.encode() if isinstance(content, str) else content)
-        file.chmod(0o755)
+        file.chmod(0o755 if path != "main.py" else case.mode)
+    for path, target in case.links.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).symlink_to(target)

@@ -44,6 +44,8 @@ class Before(NamedTuple):
     modules: frozenset[str]
     places: frozenset[str]
     """The keys of `sys.path_importer_cache`."""
+    writes: bool
+    """Whether byte-code is written beside modules."""
 
 
 def noted(main: Mapping[str, Any], modules: frozenset[str], places: frozenset[str]) -> Before:
@@ -51,7 +53,19 @@ def noted(main: Mapping[str, Any], modules: frozenset[str], places: frozenset[st
     common = {name: value for name, value in main.items() if name not in ("__cached__", "__file__")}
     # Of a text; that of a file comes with it.
     common["__loader__"] = sys.__spec__.loader
-    return Before(common, modules, places - {sys.argv[0]})
+    return Before(common, modules, places - {sys.argv[0]}, not sys.dont_write_bytecode)
+
+
+def check() -> None:
+    """Raise `AttributeError` where an interpreter does not offer all that `Program` needs of it."""
+    for name in (
+        "PyImport_GetImporter",
+        "PyRun_AnyFileExFlags",
+        "PyRun_SimpleStringFlags",
+        "Py_LeaveRecursiveCall",
+        "Py_Exit",
+    ):
+        getattr(ctypes.pythonapi, name)
 
 
 def run(argv: list[str], env: Mapping[bytes, bytes]) -> None:
@@ -115,12 +129,13 @@ class Program(Exception):
         """`left`, where all frames of the server are left."""
         self._argv, self._env, self._before = left.argv, left.env, before
         # Called with this, as the iterable between two others, when nothing runs any more.
+        self._hook = sys.excepthook
         hook: Any = functools.reduce
         sys.excepthook = hook
 
     def __iter__(self) -> Any:
         """Make this process what an interpreter is at its start; the chain of calls that runs the program."""
-        sys.excepthook = sys.__excepthook__
+        sys.excepthook = self._hook
         for name in ("last_exc", "last_type", "last_value", "last_traceback"):
             sys.__dict__.pop(name, None)
         words = self._argv[1:]
@@ -128,7 +143,7 @@ class Program(Exception):
         sys.argv = ["-c", *words[2:]] if words[0] == "-c" else words
         sys.path.insert(0, "" if words[0] == "-c" else os.path.dirname(os.path.realpath(words[0])))
         gc.enable()
-        sys.dont_write_bytecode = False
+        sys.dont_write_bytecode = not self._before.writes
         _set_environment(self._env)
         # The server has no handlers.
         signal.signal(signal.SIGINT, signal.default_int_handler)

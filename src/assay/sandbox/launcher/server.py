@@ -107,6 +107,7 @@ def go_on(state: Mapping[str, Any], before: script.Before) -> script.Program:
         kernel.die_with_parent()
         interpreter = state["fields"]["interpreter"]
         if interpreter["ahead"] is None:
+            script.check()
             sys.dont_write_bytecode = True
 
             def learn_script(settings: tenant.Settings) -> tenant.Settings:
