@@ -117,6 +117,8 @@ class Tenant:
         except BaseException as error:
             with contextlib.suppress(wire.Gone):
                 wire.send(self._control, "failed", {"why": command.words(error)})
+                self._kill()
+                wire.send(self._control, "ended:0")
             self._kill()
 
     @contextlib.contextmanager
