@@ -203,7 +203,8 @@ class SlotRun:
             # It dies a moment after its forks.
             await patience.until_readable(gone, _SERVER_DIES_S)
         if fork.init < 0:
-            return await self._end_server(patience)
+            # There was none yet.
+            return "ended" in fork.said or await self._end_server(patience)
         dead = await patience.until_readable(fork.init, timeout_s)
         self._slot.lost = self._slot.lost or not dead
         return dead

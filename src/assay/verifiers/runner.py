@@ -392,14 +392,16 @@ def _text_of(error: BaseException) -> str:
 def _run() -> "NoReturn":
     code = 2
     try:
-        delivery.close_memory()
         code = main()
     finally:
         delivery.leave(code)
 
 
 def run_ahead(loaded: "frozenset[str]") -> "NoReturn":
-    """What a script does, in a fork that has its arguments by now. `loaded`: modules that no script finds loaded."""
+    """What a script does, in a fork that has its arguments by now, and whose memory is closed (`close_memory`).
+
+    `loaded`: modules that no script finds loaded.
+    """
     global _loaded_ahead
     _loaded_ahead = loaded
     _clean_path()
@@ -412,4 +414,5 @@ if __name__ == "__mp_main__" and not __package__:
     _home = os.path.dirname(os.path.abspath(__file__))
     imports.guard(_home, imports.read_manifest(_home))
 elif __name__ == "__main__" and not _ahead:
+    delivery.close_memory()
     _run()

@@ -48,7 +48,6 @@ def test_a_command_waits_for_its_init_and_its_root(last: str, fails: bool, monke
             become(theirs, finished, fails, monkeypatch)
         finally:
             os._exit(9)
-    theirs.close()
     os.close(finished)
     null = os.open("/dev/null", os.O_RDWR)
     fields = {"argv": ["/bin/program"], "env": {}, "cwd": "/", "passed": [], "python": True}
@@ -67,6 +66,8 @@ def test_a_command_waits_for_its_init_and_its_root(last: str, fails: bool, monke
     finally:
         os.kill(fork, signal.SIGKILL)
         os.waitpid(fork, 0)
+        # Kept open till now, as the server keeps it: what was not read would take what was said with it.
+        theirs.close()
         ended = os.read(said, 9)
         for fd in (said, *ends.values()):
             os.close(fd)

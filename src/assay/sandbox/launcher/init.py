@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from . import kernel
 
-_PLACE = "/assay-init"
+_NAME = "assay-init"
 _READY_FD = 3
 _ADDRESS = 0x40_0000
 
@@ -57,13 +57,14 @@ _X86_64 = (
 """Its instructions on this machine, and what they say."""
 
 
-def lay(machine: str) -> str | None:
-    """Put the program for this machine (`os.uname`) into the root that is there; its path, None where there is none."""
+def lay(folder: str, machine: str) -> str | None:
+    """Put the program for this machine (`os.uname`) into a folder; its path, None where there is none."""
     if machine != "x86_64":
         return None
-    with open(os.open(_PLACE, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o500), "wb") as file:
+    place = os.path.join(folder, _NAME)
+    with open(os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o500), "wb") as file:
         file.write(_elf(bytes.fromhex("".join(code for code, _ in _X86_64))))
-    return _PLACE
+    return place
 
 
 def _elf(code: bytes) -> bytes:
@@ -87,8 +88,7 @@ def start(program: str | None, ready: int) -> int:
     """
     if program is not None:
         places = [(os.POSIX_SPAWN_DUP2, ready, _READY_FD)]
-        name = program.lstrip("/")
-        return os.posix_spawn(program, [name], {}, file_actions=places, setsigmask=[signal.SIGCHLD])
+        return os.posix_spawn(program, [_NAME], {}, file_actions=places, setsigmask=[signal.SIGCHLD])
     pid = os.fork()
     if pid == 0:
         _serve()
@@ -98,7 +98,7 @@ def start(program: str | None, ready: int) -> int:
 def _serve() -> NoReturn:
     """What the program does, in Python."""
     try:
-        kernel.set_name(_PLACE.lstrip("/"))
+        kernel.set_name(_NAME)
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         kernel.be_undumpable()
         kernel.forbid_new_privileges()

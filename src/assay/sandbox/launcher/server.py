@@ -145,7 +145,7 @@ def _settle(
     by_root = fields["uids"] is not None
     user = fields["user"]
     each = command.Settings(user if by_root else None, user, groups, program, run)
-    own = tenant.Home(), init.lay(os.uname().machine)
+    own = tenant.Home(), init.lay("/", os.uname().machine)
     settings = tenant.Settings(*own, user, not by_root, fields["base"]["steps"], each)
     _serve(sock, settings, network, owners, learn)
 

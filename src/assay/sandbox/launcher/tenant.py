@@ -117,8 +117,13 @@ class Tenant:
         except command.Left:
             raise
         except BaseException as error:
+            # Without its pid 1 nothing can be started, and it was killed: another sandbox does as well then.
+            killed = self._init and os.waitid(os.P_PID, self._init, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
             with contextlib.suppress(wire.Gone):
-                wire.send(self._control, "failed", {"why": command.words(error)})
+                if not killed:
+                    wire.send(self._control, "failed", {"why": command.words(error)})
+                self._kill()
+                wire.send(self._control, "ended:0")
             self._kill()
 
     @contextlib.contextmanager
