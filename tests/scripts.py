@@ -45,6 +45,7 @@ def owned(name):
     return [name, oct(status.st_mode), status.st_uid]
 try: sys._getframe(1); frames = True
 except ValueError: frames = False
+with os.popen("env | od -c") as pipe: inherited = pipe.read()
 main = sys.modules["__main__"]
 streams = (sys.stdin, sys.stdout, sys.stderr)
 print(json.dumps({
@@ -63,7 +64,7 @@ print(json.dumps({
     "originals": [sys.stdin is sys.__stdin__, sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__],
     "limits": [sys.getrecursionlimit(), sys.getswitchinterval(), _thread.stack_size(), _thread._count()],
     "environ": list(os.environ.items()), "posix": [repr(i) for i in sys.modules["posix"].environ.items()],
-    "inherited": os.popen("env | od -c").read(), "time": [time.tzname, time.timezone, time.daylight],
+    "inherited": inherited, "time": [time.tzname, time.timezone, time.daylight],
     "exe": os.readlink("/proc/self/exe"), "stack": [repr(f) for f in traceback.extract_stack()],
     "launcher": [name for name in sys.modules if "launcher" in name], "faults": faulthandler.is_enabled(),
     "encodings": [sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()],
