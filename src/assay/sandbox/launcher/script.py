@@ -26,6 +26,8 @@ from typing import Any, NamedTuple
 
 from . import command, kernel
 
+_TRIED = (3, 10), (3, 13)
+"""The first and the last version with which programs were compared: what they rely on is the interpreter's own affair."""
 _IGNORE_COOKIE = 0x0800
 """A text on the command line is UTF-8 whatever it says."""
 
@@ -57,7 +59,14 @@ def noted(main: Mapping[str, Any], modules: frozenset[str], places: frozenset[st
 
 
 def check() -> None:
-    """Raise `AttributeError` where an interpreter does not offer all that `Program` needs of it."""
+    """Raise `NotImplementedError` or `AttributeError` where `Program` was not tried, or an interpreter has not all it needs.
+
+    Programs are started anew then.
+    """
+    if not _TRIED[0] <= sys.version_info[:2] <= _TRIED[1]:
+        raise NotImplementedError(
+            f"programs are not run by a fork of Python {sys.version_info[0]}.{sys.version_info[1]}"
+        )
     for name in (
         "PyImport_GetImporter",
         "PyRun_AnyFileExFlags",
