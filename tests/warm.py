@@ -44,14 +44,16 @@ class WarmProvider:
     name = "namespaces"
     isolated = True
 
-    def __init__(self) -> None:
+    def __init__(self, *, scripts: bool = False) -> None:
+        """`scripts`: an interpreter for programs that are not isolated."""
         self._inner = NamespacesProvider()
+        self._scripts = scripts
 
     def capabilities(self) -> frozenset[Capability]:
         return self._inner.capabilities()
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        wanted = replace(spec, interpreter=PYTHON)
+        wanted = replace(spec, interpreter=PYTHON, scripts=self._scripts)
         if spec.base is None and spec.user != 0:
             await get_ready(wanted)
         return _Warm(await self._inner.create(wanted))

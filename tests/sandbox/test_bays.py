@@ -233,11 +233,10 @@ def test_a_base_of_its_own_has_no_bay(place: Path) -> None:
 
 
 def waiting(slot: Slot) -> dict[str, int]:
-    """The host's pids of a warm slot's server, of its init that waits, and of the command below it."""
+    """The host's pids of a warm slot's server, and of the init and the command that wait below it."""
     assert slot._server is not None
     (server,) = children(slot._server._popen.pid)
-    (init,) = children(server)
-    (command,) = children(init)
+    init, command = children(server)
     return {"server": server, "init": init, "command": command}
 
 

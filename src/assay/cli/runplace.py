@@ -58,7 +58,7 @@ def work_options(function: Function) -> Function:
         click.option(
             "--warm/--no-warm",
             default=None,
-            help="Whether Python verifiers run in forks of an interpreter that waits, where the sandbox has one.",
+            help="Whether Python verifiers and submissions run in forks of an interpreter that waits, where the sandbox has one.",
         ),
         judge_option,
         click.option("--state", type=Place(), metavar="DIR", help="Where evidence and images are kept."),

@@ -65,7 +65,7 @@ def _seconds(name: str, default: float, what: str) -> Callable[[F], F]:
     "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="S", help="In place of the tasks' own limits."
 )
 @click.option("--no-control", is_flag=True, help="Run no repeat, untouched environment or solution for evidence.")
-@click.option("--no-warm", is_flag=True, help="Start an interpreter anew for each Python verifier.")
+@click.option("--no-warm", is_flag=True, help="Start an interpreter anew for each Python verifier and submission.")
 @click.option("--state", type=Place(), metavar="DIR", help="Where evidence, images, keys and verdicts are kept.")
 @click.option(
     "--keys", type=Place(), metavar="FILE", help="Where keys and verdicts are kept (default: in the state folder)."

@@ -37,7 +37,7 @@ _UNUSABLE = ("assay:task_invalid", "assay:workspace_invalid")
     "task DIR/STEP). It is copied, never changed; no process of the agent may still run in it.",
 )
 @click.option("--no-control", is_flag=True, help="Run no repeat, untouched environment or solution for evidence.")
-@click.option("--no-warm", is_flag=True, help="Start an interpreter anew for each Python verifier.")
+@click.option("--no-warm", is_flag=True, help="Start an interpreter anew for each Python verifier and submission.")
 @click.option("--logs", type=Place(), metavar="DIR", help="Keep what the verifier left, per attempt.")
 @grading_options
 def command(

@@ -8,6 +8,7 @@ verdict: it is as if nothing were known.
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import json
 import logging
@@ -65,8 +66,9 @@ class EvidenceStore:
     def known(self, key: str) -> Known:
         """What is known under a key; nothing when there is no readable record."""
         try:
-            record = json.loads((self._folder / f"{key}.json").read_text("utf-8"))
-            return Known(**record)
+            path = self._folder / f"{key}.json"
+            status = path.stat()
+            return _read(str(path), status.st_ino, status.st_mtime_ns, status.st_size)
         except FileNotFoundError:
             return Known()
         except (OSError, ValueError, TypeError) as error:
@@ -97,6 +99,12 @@ class EvidenceStore:
         except BaseException:
             Path(name).unlink()
             raise
+
+
+@functools.lru_cache(maxsize=1024)
+def _read(path: str, _inode: int, _mtime_ns: int, _size: int) -> Known:
+    """What a record says. It is never written to, only replaced: with the same status it is the same."""
+    return Known(**json.loads(Path(path).read_text("utf-8")))
 
 
 def with_controls(known: Known, controls: Controls, range_low: float | None) -> Known:

@@ -99,7 +99,8 @@ async def grade(
         network: whether the verifier may use the network.
         timeout_s: wall-clock seconds in place of the task's own limit.
         control: False runs no repeat, no untouched environment and no solution for evidence's sake.
-        warm: False starts an interpreter anew for each Python verifier, also where the provider has one ready to be forked.
+        warm: False starts an interpreter anew for each Python verifier, and each Python program of a submission, also where the
+            provider has one ready to be forked.
         logs: a folder that gets one `attempt-N` folder for each run of the verifier on the answer (for a multi-step task
             in a folder for each step).
         state: where evidence and root filesystems are kept (`state_dir`).

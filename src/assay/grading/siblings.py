@@ -43,6 +43,8 @@ class Setting:
     """Those of the verification: a run may ask for less memory, never for more."""
     env: Mapping[str, str] = field(default_factory=dict)
     """The task's environment, without what is the verifier's alone."""
+    interpreter: str | None = None
+    """The Python that programs may be run by a fork of, in place of starting it; None: none is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,9 @@ class Siblings:
         return sandbox
 
     def _spec(self, mount: Overlay | Writable, memory: int | None) -> SandboxSpec:
-        return SandboxSpec(self._setting.base, (mount,), limits=replace(self._setting.limits, memory_bytes=memory))
+        setting = self._setting
+        limits = replace(setting.limits, memory_bytes=memory)
+        return SandboxSpec(setting.base, (mount,), limits=limits, interpreter=setting.interpreter, scripts=True)
 
     async def _in_folder(
         self, sandbox: Sandbox, ask: RunAsk, argv: list[str], stdin: bytes, files: Path | None, deadline: float

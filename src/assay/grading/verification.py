@@ -185,7 +185,8 @@ async def _broker(job: Job, answer: Answer) -> AsyncIterator[Broker | None]:
         yield None
         return
     env = {**job.base.env, **_task_environment(job.task)}
-    setting = Setting(job.provider, job.base.folder, job.workdir, answer.workspace, job.terms.limits, env)
+    python = find_python(job.base, env.get("PATH"), job.workdir) if job.warm and job.base.folder is None else None
+    setting = Setting(job.provider, job.base.folder, job.workdir, answer.workspace, job.terms.limits, env, python)
     async with Broker(setting, job.judge) as broker:
         yield broker
 

@@ -148,6 +148,8 @@ class SandboxSpec:
     interpreter: str | None = None
     """A Python in the base, by its absolute path, that commands are to be: `[interpreter, "-I", "-c", program, …]`. A provider
     may keep one ready and fork it in place of starting it anew; what a command can see of that is the provider's to say."""
+    scripts: bool = False
+    """Whether they are to be `[interpreter, file, …]` and `[interpreter, "-c", text, …]` instead, by its path or its name."""
 
 
 class Ended(StrEnum):

@@ -102,10 +102,10 @@ def lay_out(slot: Slot, shape: Shape) -> None:
             stage = told(own, frozenset(), True)
             layered = any(isinstance(mount, Overlay) for mount in shape.mounts)
             frame = frame_of(shape.limits, tenant, layered)
-            if slot.control is not None:
+            if slot.fork is not None:
                 # What cannot be mounted is said when the command comes.
                 with contextlib.suppress(SetupFailed):
-                    build(slot, stage, frame, slot.control)
+                    build(slot, stage, frame)
         except OSError as error:
             raise local_failure(error, "make a sandbox") from error
         slot.bay = Bay(shape, tenant, room, stage, frame, stack.pop_all())
@@ -126,10 +126,10 @@ def move_in(
         kept.callback(parts.free)
     rest = [replace(step, sources=(parts.sources[step.of],)) for step in _steps(shape)[1]]
     blueprint = Blueprint(bay.begun, told(rest, parts.mapped, True), bay.frame)
-    if slot.control is not None:
+    if slot.fork is not None:
         # While the caller gets its command ready. What cannot be mounted is said when the command comes.
         with contextlib.suppress(SetupFailed, OSError):
-            prepare(slot, blueprint, slot.control)
+            prepare(slot, blueprint)
     return replace(parts, free=lambda: leave(slot, shape, kept), at_once=True), blueprint
 
 

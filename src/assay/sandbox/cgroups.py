@@ -154,9 +154,13 @@ _numbers = itertools.count()
 class Group:
     """The control group of one sandbox. `join` its first process, read `counters`, `remove` it when it is empty."""
 
-    def __init__(self, hierarchy: Hierarchy, limits: Limits) -> None:
-        """Make the group with its limits. Raises `OSError` when the kernel refuses."""
+    def __init__(self, hierarchy: Hierarchy, limits: Limits, *, pid1: bool = True) -> None:
+        """Make the group with its limits. `pid1`: whether the sandbox's own pid 1 joins it, too.
+
+        Raises `OSError` when the kernel refuses.
+        """
         self._hierarchy = hierarchy
+        self._pid1 = pid1
         self._name = f"{_prefix()}{os.getpid()}-{start_time(os.getpid())}-{next(_numbers)}"
         self._folders = {name: folder / self._name for name, folder in hierarchy.folders.items()}
         self._counting: dict[str, int] = {}
@@ -207,8 +211,8 @@ class Group:
             if counts_swap:
                 self._write("memory", swap, str(memory) if old else "0")
         if limits.processes != before.processes and "pids" in self._folders:
-            # One more: the sandbox's own pid 1.
-            self._write("pids", "pids.max", "max" if limits.processes is None else str(limits.processes + 1))
+            count = "max" if limits.processes is None else str(limits.processes + self._pid1)
+            self._write("pids", "pids.max", count)
         if limits.cpus != before.cpus and "cpu" in self._folders:
             quota = None if limits.cpus is None else max(_MINIMUM_QUOTA_US, math.ceil(limits.cpus * _PERIOD_US))
             if old:
@@ -274,7 +278,7 @@ class Group:
             if "memory" in self._folders:
                 # The kernel keeps a peak here and no count: the peak begins anew, and nothing is counted yet.
                 with contextlib.suppress(OSError):
-                    self._write("memory", "memory.max_usage_in_bytes", "0")
+                    os.pwrite(self._kept("memory", "memory.max_usage_in_bytes"), b"0", 0)
             return replace(self.counters(), limit_hits=0)
         return self.counters()
 
@@ -285,13 +289,17 @@ class Group:
         """
         if controller not in self._folders:
             return []
-        place = f"{self._folders[controller]}/{name}"
         try:
-            if place not in self._counting:
-                self._counting[place] = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
-            return os.pread(self._counting[place], _COUNTER_BYTES, 0).decode("ascii", "replace").split()
+            return os.pread(self._kept(controller, name), _COUNTER_BYTES, 0).decode("ascii", "replace").split()
         except OSError:
             return []
+
+    def _kept(self, controller: str, name: str) -> int:
+        place = f"{self._folders[controller]}/{name}"
+        if place not in self._counting:
+            mode = os.O_RDWR if os.access(place, os.W_OK) else os.O_RDONLY
+            self._counting[place] = os.open(place, mode | os.O_CLOEXEC)
+        return self._counting[place]
 
     def _table(self, controller: str, name: str) -> dict[str, int]:
         words = self._counter(controller, name)
@@ -304,6 +312,11 @@ class Group:
     def pids(self) -> list[int]:
         """The processes in the group now."""
         return members(self._distinct())
+
+    def is_empty(self) -> bool:
+        """Whether no process is left in it."""
+        # Soon read, and also counts what is dead and was waited for by nobody, which then does not matter.
+        return self._number("pids", "pids.current") == 0 or not self.pids()
 
     def kill(self) -> None:
         """Kill every process in the group: at once where the kernel can, else those there now."""

@@ -79,7 +79,6 @@ class HostedSandbox:
             limits=self._spec.limits,
             owner=self._parts.uid,
             group=self._parts.group,
-            joined=self._parts.tenant.joined,
         )
         run = self._run = Run(request)
         self._idle.clear()

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from assay.failures import FailureEvent
-from assay.sandbox.procfs import children, parent_of
+from assay.sandbox.procfs import children, descendants, parent_of
 from assay.sandbox.waiting import Insistence, read_available
 
 SETUP_S = 30.0
@@ -61,23 +61,25 @@ class End:
 class Launched(Protocol):
     """A command that is being started in a sandbox, and its processes."""
 
-    pid1: int | None
-    """The host's pid of the sandbox's pid 1, once known."""
+    @property
+    def pid1(self) -> int | None:
+        """The host's pid of the sandbox's pid 1, once known."""
+        ...
 
     @property
     def exit_fds(self) -> tuple[int, ...]:
         """Descriptors of which one becomes readable when the command has ended, once `begin` is back."""
         ...
 
-    @property
-    def outlives(self) -> int | None:
-        """The host's pid of an init of ours, about to end, that may be in the group though all else is proven dead."""
+    def processes(self) -> list[int]:
+        """The host's pids of the sandbox's processes now, as far as they can be seen; pid 1 may be one of them."""
         ...
 
-    async def begin(self, bound: Callable[[int], None], patience: Insistence) -> None:
+    async def begin(self, bound: Callable[[int | None], None], patience: Insistence) -> None:
         """Bring it to the start of the command. Raises `SetupFailed`.
 
-        Calls `bound` with the host's pid of pid 1 before any sandboxed instruction; with what that raises it ends.
+        Calls `bound` before any sandboxed instruction, with the host's pid of what has to join the control group, None
+        where all is in it already; with what that raises it ends.
         """
         ...
 
@@ -86,10 +88,7 @@ class Launched(Protocol):
         ...
 
     async def prove_dead(self, patience: Insistence, timeout_s: float) -> bool:
-        """Whether the kernel says that every process of the sandbox is gone.
-
-        With one that `outlives` them it is the group that says so.
-        """
+        """Whether the kernel says that the command is gone, and, where no control group will say it, all else of the sandbox."""
         ...
 
     def read_end(self, seen: Seen) -> End:
@@ -180,12 +179,11 @@ class Starter:
         """See `Launched.exit_fds`: the program's own end, and pid 1's."""
         return tuple(self._fds[name] for name in ("exit", "pid1") if name in self._fds)
 
-    @property
-    def outlives(self) -> int | None:
-        """See `Launched.outlives`: pid 1 was waited for."""
-        return None
+    def processes(self) -> list[int]:
+        """See `Launched.processes`."""
+        return [] if self.pid1 is None else descendants(self.pid1)
 
-    async def begin(self, bound: Callable[[int], None], patience: Insistence) -> None:
+    async def begin(self, bound: Callable[[int | None], None], patience: Insistence) -> None:
         """See `Launched.begin`."""
         pid1 = await self._until_pid1(patience)
         try:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 
 from assay.sandbox.base import Capability, Overlay, SandboxSpec
 from assay.sandbox.bays import Shape, is_quick, lay_out, move_in, shape_of
@@ -19,7 +21,7 @@ from assay.sandbox.hosted import Command, HostedSandbox
 from assay.sandbox.hostetc import SANDBOX_UID, shared_etc
 from assay.sandbox.interpreter import Interpreter
 from assay.sandbox.launch import SetupFailed, Stdio, local_failure
-from assay.sandbox.layout import make_skeletons, plan_sandbox
+from assay.sandbox.layout import HOST_NAMES, make_skeletons, plan_sandbox
 from assay.sandbox.machine import isolating_claims
 from assay.sandbox.parts import check_spec, furnish, make_room
 from assay.sandbox.slotpool import POOL, SlotKind
@@ -104,10 +106,10 @@ def _made(slot: Slot, spec: SandboxSpec) -> HostedSandbox:
             raise local_failure(error, "make a sandbox") from error
         blueprint = whole_blueprint(spec, plan, parts.mapped, tenant, slot.by_root)
         kept = stack.pop_all()
-    if slot.control is not None:
+    if slot.fork is not None:
         # While the caller gets its command ready. What cannot be mounted is said when the command comes.
         with contextlib.suppress(SetupFailed, OSError):
-            prepare(slot, blueprint, slot.control)
+            prepare(slot, blueprint)
     return HostedSandbox(spec, replace(parts, free=_freeing(kept, slot)), _Maker(slot, blueprint))
 
 
@@ -125,9 +127,18 @@ def _kind_of(spec: SandboxSpec) -> SlotKind:
     user = SANDBOX_UID if spec.user is None else spec.user
     interpreter = None
     # The host's own alone: what an image's interpreter runs at its start would run with the slot server's rights.
-    if spec.interpreter is not None and spec.base is None and user != 0:
-        interpreter = Interpreter(spec.interpreter)
+    if spec.interpreter is not None and spec.base is None and user != 0 and not (spec.scripts and _hides_scripts(spec)):
+        interpreter = Interpreter(spec.interpreter, spec.scripts)
     return SlotKind(spec.network, user, base_of(spec), interpreter)
+
+
+def _hides_scripts(spec: SandboxSpec) -> bool:
+    """Whether a submission is to find no interpreter there.
+
+    An ordinary user's server is told paths of the host, which may still be in the memory that a fork of it can read. What is
+    mounted in a part of the base may be other modules than those of the server's.
+    """
+    return os.geteuid() != 0 or any(PurePosixPath(mount.at).parts[1] in HOST_NAMES for mount in spec.mounts)
 
 
 async def get_ready(spec: SandboxSpec) -> None:

@@ -18,6 +18,7 @@ from assay.sandbox.layout import check_mounts
 from assay.sandbox.machine import counts_by_namespace
 from assay.sandbox.owning import claim, give_tree, merge_tree, own_copy, readable_by_all, tree_holds
 from assay.sandbox.uids import lease_uid
+from assay.verifiers.imports import real_path
 from assay.workspaces import remove_tree, scratch_folder
 
 _REMOVE_GROUP_S = 2.0
@@ -38,8 +39,6 @@ class Tenant:
     uid: int | None
     """The kernel uid it runs under; None: the caller's own."""
     group: Group | None
-    joined: bool = False
-    """Whether what is started for it is born in the group."""
     maps_root: Callable[[Path, bool], bool] = field(default=_nowhere)
     """Whether this folder or file (and what is mounted in it) can be mounted so that root's files are the sandbox's own."""
 
@@ -236,9 +235,9 @@ def _source(
         case Socket():
             if uid is not None:
                 os.chown(mount.source, uid, uid)
-            return mount.source.resolve(), False
+            return Path(real_path(mount.source)), False
         case ReadOnly():
-            source = mount.source.resolve()
+            source = Path(real_path(mount.source))
             if uid is None or mount.open or tree_holds(source, readable_by_all):
                 return source, False
             if tenant.maps_root(source, True) and tree_holds(
@@ -248,7 +247,7 @@ def _source(
             own_copy(source, place, uid)
             return place, False
         case Overlay():
-            lower = mount.lower.resolve()
+            lower = Path(real_path(mount.lower))
             if uid is None:
                 # In the sandbox's user namespace nobody else's file can be copied up.
                 if mount.disposable or mount.own or tree_holds(lower, lambda status: status.st_uid == os.geteuid()):

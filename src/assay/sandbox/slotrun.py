@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,35 +14,36 @@ from assay.sandbox.blueprints import Blueprint, Frame
 from assay.sandbox.hosted import Command
 from assay.sandbox.launch import SETUP_S, End, Seen, SetupFailed, Stdio
 from assay.sandbox.launcher import wire
+from assay.sandbox.procfs import descendants
 from assay.sandbox.slots import Slot
-from assay.sandbox.slotserver import Parked, pid_of
+from assay.sandbox.slotserver import Fork, pid_of
 from assay.sandbox.sources import Stage, mount_source
-from assay.sandbox.waiting import Insistence, readable_within
+from assay.sandbox.waiting import Insistence
 
 _HALF = object()
-_STARTS_MOST = 2
 _FORKS_MOST = 3
 _SERVER_DIES_S = 1.0
+_ANSWERS_S = 5.0
 
 
-def build(slot: Slot, begun: Stage, frame: Frame, control: socket.socket) -> None:
-    """Have the slot's fork build what can be built before a request. Raises `SetupFailed` for what cannot be mounted."""
+def build(slot: Slot, begun: Stage, frame: Frame) -> None:
+    """Have the slot's fork built round as far as can be before a request. Raises `SetupFailed` for what cannot be mounted."""
     # A fork that was told half of it must not be taken for one that waits.
     slot.built = _HALF
-    _tell(slot, "build", begun, {"space": frame.space, "limits": frame.limits}, control)
+    _tell(slot, "build", begun, {"space": frame.space, "limits": frame.limits})
     slot.built = begun
 
 
-def prepare(slot: Slot, blueprint: Blueprint, control: socket.socket) -> None:
-    """Have the slot's fork make its whole root. Raises `SetupFailed` for what cannot be mounted."""
+def prepare(slot: Slot, blueprint: Blueprint) -> None:
+    """Have the slot's fork given its whole root. Raises `SetupFailed` for what cannot be mounted."""
     if slot.built is not blueprint.begun:
-        build(slot, blueprint.begun, blueprint.frame, control)
+        build(slot, blueprint.begun, blueprint.frame)
     slot.prepared = _HALF
-    _tell(slot, "finish", blueprint.rest, {}, control)
+    _tell(slot, "finish", blueprint.rest, {})
     slot.prepared = blueprint
 
 
-def _tell(slot: Slot, word: str, stage: Stage, fields: dict[str, Any], control: socket.socket) -> None:
+def _tell(slot: Slot, word: str, stage: Stage, fields: dict[str, Any]) -> None:
     fields["steps"] = stage.steps
     with contextlib.ExitStack() as stack:
         mounts = []
@@ -53,8 +53,7 @@ def _tell(slot: Slot, word: str, stage: Stage, fields: dict[str, Any], control: 
                 stack.callback(os.close, mounts[-1])
         else:
             fields["sources"] = [source.told() for source in stage.sources]
-        with contextlib.suppress(wire.Gone):
-            wire.send(control, word, fields, mounts)
+        slot.tell(word, fields, mounts)
 
 
 class SlotRun:
@@ -76,11 +75,7 @@ class SlotRun:
         """
         self._ahead = ahead
         self._meanwhile = meanwhile
-        self.pid1: int | None = None
-        self._parked: Parked | None = None
-        self._said: dict[str, str] = {}
-        self._killed = False
-        self._alone = False
+        self._fork: Fork | None = None
         self._slot = slot
         self._blueprint = blueprint
         self._command = command
@@ -95,93 +90,80 @@ class SlotRun:
 
     @property
     def exit_fds(self) -> tuple[int, ...]:
-        """See `Launched.exit_fds`: the init's own end, and its word that the command has ended."""
-        return (self._parked.pidfd, self._parked.control.fileno()) if self._parked is not None else ()
+        """See `Launched.exit_fds`: the command's own end, and the server's word of it."""
+        return (self._fork.command, self._fork.control.fileno()) if self._fork is not None else ()
 
     @property
-    def outlives(self) -> int | None:
-        """See `Launched.outlives`."""
-        return self.pid1 if self._alone else None
+    def pid1(self) -> int | None:
+        """See `Launched.pid1`."""
+        return pid_of(self._fork.init) if self._fork is not None and self._fork.init >= 0 else None
 
-    async def begin(self, bound: Callable[[int], None], patience: Insistence) -> None:
+    def processes(self) -> list[int]:
+        """See `Launched.processes`. What the command started is below it, and what lost its parent below the init."""
+        fork = self._fork
+        if fork is None or fork.init < 0:
+            return []
+        return [*descendants(pid_of(fork.command)), *descendants(pid_of(fork.init))]
+
+    async def begin(self, bound: Callable[[int | None], None], patience: Insistence) -> None:
         """See `Launched.begin`."""
         if self._slot.holds:
             # What the command before this one wrote takes none of this one's memory.
             await patience.run(self._slot.let_go)
+        # It is born in the group.
+        bound(None)
+        why = "the sandbox was killed before the command started"
         for _ in range(_FORKS_MOST):
-            parked = self._parked = await self._take(patience)
-            self.pid1 = pid_of(parked.pidfd)
-            bound(self.pid1)
-            if _HALF in (self._slot.built, self._slot.prepared):
-                self._drop()
-                continue
-            if self._slot.prepared is not self._blueprint:
-                prepare(self._slot, self._blueprint, parked.control)
-            self._slot.built = self._slot.prepared = None
-            self._send(parked)
-            self._meanwhile()
-            deadline = time.monotonic() + SETUP_S
-            while not self._said.keys() & {"started", "failed"}:
-                if not await patience.until_readable(parked.control.fileno(), deadline - time.monotonic()):
-                    raise SetupFailed(f"the sandbox was not set up within {SETUP_S:g} s")
-                if not self._listen():
-                    break
-            else:
-                break
+            fork = self._fork = await self._asked(patience)
+            if _HALF not in (self._slot.built, self._slot.prepared):
+                if self._slot.prepared is not self._blueprint:
+                    prepare(self._slot, self._blueprint)
+                self._slot.built = self._slot.prepared = None
+                self._send(fork)
+                self._meanwhile()
+                try:
+                    if await self._starts(fork, patience):
+                        return
+                except TimeoutError:
+                    # Nothing of a task's has run, so that another server does as well.
+                    why = f"the sandbox was not set up within {SETUP_S:g} s"
+                    await self._end_server(patience)
             # Killed before anything of a task's ran in it: another does as well.
             self._drop()
-            self._said.clear()
-        if "failed" in self._said:
-            raise SetupFailed(self._said["failed"])
-        if not self._said:
-            raise SetupFailed("the sandbox's init was killed before the command started")
+        raise SetupFailed(why)
 
-    def _listen(self) -> bool:
-        """Note what the sandbox's init says next; whether there was anything."""
-        assert self._parked is not None  # noqa: S101 - there are words only of what began
-        try:
-            word, fields, fds = wire.receive(self._parked.control)
-            self._slot.hold(fds)
-        except (wire.Gone, ValueError):
-            # At the end, or at what no init of ours says.
-            return False
-        name, _, value = word.partition(":")
-        self._said[name] = value or fields.get("why", "")
-        return True
-
-    def _ends(self) -> bool:
-        """Whether the sandbox's init has said that the command has ended, or can say nothing any more."""
-        assert self._parked is not None  # noqa: S101 - there are words only of what began
-        while readable_within(self._parked.control.fileno(), 0):
-            if not self._listen():
-                return True
-        return "ended" in self._said
-
-    async def _take(self, patience: Insistence) -> Parked:
-        """The fork that waits. A server that died while nothing ran in it is replaced: nothing was lost with it."""
-        deadline = time.monotonic() + SETUP_S
-        starts = 0
-        while starts < _STARTS_MOST:
-            fd = self._slot.answer_fd
-            if fd is not None and await patience.until_readable(fd, deadline - time.monotonic()):
-                with contextlib.suppress(wire.Gone):
-                    parked = self._slot.parked()
-                    if parked is None:
-                        continue
-                    if not readable_within(parked.pidfd, 0):
-                        return parked
-                    # Killed while it waited.
-                    parked.close()
-            why = self._slot.why_gone() or "it does not answer"
-            starts += 1
-            deadline = time.monotonic() + SETUP_S
+    async def _asked(self, patience: Insistence) -> Fork:
+        """The fork that the server was asked for. A server that died while nothing ran in it is replaced: nothing was lost."""
+        why = self._slot.why_gone()
+        if self._slot.fork is None or why is not None:
             try:
                 await patience.run(self._slot.start)
             except FailureEvent as failure:
                 raise SetupFailed(failure.reason) from failure
-        raise SetupFailed(f"a slot server is lost as soon as it is there: {why}")
+        if self._slot.fork is None:
+            raise SetupFailed(f"a slot server is lost as soon as it is there: {why or self._slot.why_gone()}")
+        return self._slot.fork
 
-    def _send(self, parked: Parked) -> None:
+    async def _starts(self, fork: Fork, patience: Insistence) -> bool:
+        """Whether the command has started; not when the fork was killed, or its server.
+
+        Raises `SetupFailed`, and `TimeoutError` when it is neither.
+        """
+        deadline = time.monotonic() + SETUP_S
+        while not fork.has_said("started", "failed", "ended"):
+            if not await patience.until_readable(fork.control.fileno(), deadline - time.monotonic()):
+                raise TimeoutError
+            if not fork.listen():
+                gone = self._slot.end_fd
+                if gone is not None:
+                    # It dies a moment after its forks.
+                    await patience.until_readable(gone, _SERVER_DIES_S)
+                return False
+        if "failed" in fork.said:
+            raise SetupFailed(fork.said["failed"])
+        return "started" in fork.said
+
+    def _send(self, fork: Fork) -> None:
         command = self._command
         fields = {
             "argv": [wire.as_text(argument) for argument in command.argv],
@@ -191,43 +173,57 @@ class SlotRun:
             "python": self._slot.interpreter is not None and self._slot.interpreter.starts(command),
         }
         with contextlib.suppress(wire.Gone):
-            wire.send(parked.control, "run", fields, [*self._stdio, *command.pass_fds])
+            wire.send(fork.control, "run", fields, [*self._stdio, *command.pass_fds])
 
     def kill(self) -> None:
-        """See `Launched.kill`. An init that is ending by itself needs no help, and how it came to is still to be seen."""
-        if self._parked is not None and not self._ends() and not readable_within(self._parked.pidfd, 0):
-            self._killed = True
+        """See `Launched.kill`. How a command ended that has ended stays to be seen."""
+        if self._fork is not None and not self._fork.has_said("ended") and self._fork.init >= 0:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._parked.pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(self._fork.init, signal.SIGKILL)
 
     async def prove_dead(self, patience: Insistence, timeout_s: float) -> bool:
         """See `Launched.prove_dead`."""
-        if self._parked is None:
+        fork = self._fork
+        if fork is None:
             return True
-        if self._ends() and "ended" in self._said and self._slot.group is not None:
-            # The group tells whether anything else is left. The init is our own code and has said its last word: nobody has to
-            # wait until its memory is taken apart. The slot's next fork does.
-            self._alone = True
+        if fork.command >= 0 and not fork.has_said("ended"):
+            # A large one takes a while to die, and its server hears of it then.
+            await patience.until_readable(fork.command, timeout_s)
+        deadline = time.monotonic() + _ANSWERS_S
+        while not fork.has_said("ended"):
+            if not await patience.until_readable(fork.control.fileno(), deadline - time.monotonic()):
+                return await self._end_server(patience)
+            if not fork.listen():
+                break
+        if "ended" in fork.said and self._slot.group is not None:
+            # The group tells whether anything else is left.
             return True
-        dead = await patience.until_readable(self._parked.pidfd, timeout_s)
-        self._slot.lost = self._slot.lost or not dead
-        while dead and self._listen():
-            pass
         gone = self._slot.end_fd
-        if dead and not self._killed and "ended" not in self._said and gone is not None:
-            # Whose server is killed dies a moment before it.
+        if "ended" not in fork.said and gone is not None:
+            # It dies a moment after its forks.
             await patience.until_readable(gone, _SERVER_DIES_S)
+        if fork.init < 0:
+            # There was none yet.
+            return "ended" in fork.said or await self._end_server(patience)
+        dead = await patience.until_readable(fork.init, timeout_s)
+        self._slot.lost = self._slot.lost or not dead
         return dead
 
+    async def _end_server(self, patience: Insistence) -> bool:
+        """End a server that says nothing: whether everything of the slot is proven dead."""
+        try:
+            await patience.run(self._slot.stop)
+        except FailureEvent:
+            return False
+        return True
+
     def read_end(self, seen: Seen) -> End:
-        """See `Launched.read_end`. What the sandbox's init said; where it could say nothing, what ended it."""
-        if "ended" in self._said:
-            status = int(self._said["ended"])
+        """See `Launched.read_end`. What its server said; where that could say nothing, what ended it."""
+        if self._fork is not None and "ended" in self._fork.said:
+            status = int(self._fork.said["ended"])
             if os.WIFSIGNALED(status):
                 return End(signal=os.WTERMSIG(status))
             return End(code=os.WEXITSTATUS(status))
-        if "failed" in self._said:
-            return End(fault=self._said["failed"])
         gone = self._slot.why_gone()
         if gone is not None:
             return End(fault=f"the sandbox was lost with its slot server: {gone} from outside the sandbox")
@@ -238,17 +234,15 @@ class SlotRun:
         """See `Launched.close`. The slot then gets the next fork ready."""
         while self._stdio:
             os.close(self._stdio.pop())
-        if self._parked is None:
+        if self._fork is None:
             return
         self._drop()
-        control = self._slot.control
-        if self._ahead and control is not None:
+        if self._ahead and self._slot.fork is not None:
             # What cannot be mounted is said when the command comes.
             with contextlib.suppress(SetupFailed, OSError):
-                prepare(self._slot, self._blueprint, control)
+                prepare(self._slot, self._blueprint)
 
     def _drop(self) -> None:
-        if self._parked is not None:
-            self._parked.close()
-            self._parked = None
+        if self._fork is not None:
+            self._fork = None
             self._slot.ask()

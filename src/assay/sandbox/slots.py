@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from assay.failures import FailureEvent
 from assay.sandbox.base import MIB, Limits
@@ -19,10 +20,10 @@ from assay.sandbox.blueprints import Frame
 from assay.sandbox.cgroups import Group
 from assay.sandbox.interpreter import Interpreter
 from assay.sandbox.launch import local_failure
-from assay.sandbox.launcher import kernel, wire
+from assay.sandbox.launcher import kernel
 from assay.sandbox.machine import usable_hierarchy
 from assay.sandbox.parts import Room, Tenant, remove_group
-from assay.sandbox.slotserver import Parked, Role, SlotServer
+from assay.sandbox.slotserver import Fork, Role, SlotServer
 from assay.sandbox.sources import Laid, Stage
 from assay.sandbox.uids import UidLease, lease_uid
 
@@ -71,6 +72,8 @@ class Slot:
         self.user = user
         """The uid, and gid, that its sandboxes see as their own."""
         self.by_root = os.geteuid() == 0
+        # Where nothing is laid ahead no bay is, either: its command comes as soon as the root is known.
+        self._early = not self.by_root or not base.steps
         self.lost = False
         """Whether something of it could not be proven dead: then it is never used again, and its uid and group kept."""
         self.built: object = None
@@ -90,7 +93,7 @@ class Slot:
                     self._leases.append(lease_uid())
                     stack.callback(self._leases[-1].release)
                 if hierarchy is not None:
-                    self.group = Group(hierarchy, Limits())
+                    self.group = Group(hierarchy, Limits(), pid1=False)
                     stack.callback(remove_group, self.group)
             except OSError as error:
                 raise local_failure(error, "have a user and a control group for a sandbox") from error
@@ -122,7 +125,7 @@ class Slot:
         """The slot as the user of a sandbox's folders, its group under these limits. Raises `OSError` when the kernel refuses."""
         if self.group is not None:
             self.group.limit(limits)
-        return Tenant(self.uid, self.group, joined=True, maps_root=self.maps_root)
+        return Tenant(self.uid, self.group, maps_root=self.maps_root)
 
     def maps_root(self, path: Path, recursive: bool) -> bool:
         """Whether a mount of this path (with what is mounted below it) can show root's files as the sandbox's."""
@@ -155,7 +158,7 @@ class Slot:
         uids = (self._leases[0].uid, self._leases[1].uid) if self.by_root else None
         self._server = SlotServer(Role(uids, self.network, self.user, self.group, self.base, self.interpreter))
         try:
-            self._server.ask()
+            self._server.ask(early=self._early)
         except OSError as error:
             self.stop()
             raise local_failure(error, "ask a slot server for a fork") from error
@@ -168,36 +171,31 @@ class Slot:
         self.built = self.prepared = None
         if self._server is not None:
             with contextlib.suppress(OSError):
-                self._server.ask()
+                self._server.ask(early=self._early)
+
+    def tell(self, word: str, fields: dict[str, Any], fds: Sequence[int]) -> None:
+        """Tell the server something about the fork. Says nothing when it is gone. Raises `OSError`."""
+        if self._server is not None:
+            self._server.tell(word, fields, fds)
 
     @property
-    def control(self) -> socket.socket | None:
-        """Where the fork that was asked for will take its orders, waiting already or not yet; None without one."""
-        return self._server.control if self._server is not None else None
-
-    @property
-    def answer_fd(self) -> int | None:
-        """Readable when `parked` will not wait; None when there is no server, or it was asked for nothing."""
-        return self._server.sock.fileno() if self._server is not None and self._server.control is not None else None
+    def fork(self) -> Fork | None:
+        """The fork that was asked for, waiting already or not yet; None without one."""
+        return self._server.fork if self._server is not None else None
 
     @property
     def waits(self) -> bool:
-        """Whether a fork is there and has done all that it can before a request: with a bay, build what that has."""
-        return self._server is not None and self._server.waits("waiting" if self.bay is None else "built")
+        """Whether a fork is there and has done all that it can before a request."""
+        fork = self.fork
+        try:
+            return fork is not None and fork.has_said("waiting") and not fork.has_said("ended")
+        except OSError:
+            return False
 
     @property
     def end_fd(self) -> int | None:
         """Readable when the server has ended; None when there is none."""
         return self._server.pidfd if self._server is not None else None
-
-    def parked(self) -> Parked | None:
-        """The fork that was asked for; None when this was the answer to an earlier asking, and another comes.
-
-        Raises `wire.Gone` when the server died, or could not fork.
-        """
-        if self._server is None:
-            raise wire.Gone
-        return self._server.parked()
 
     def why_gone(self) -> str | None:
         """How the server ended, in words; None while it lives."""
@@ -210,13 +208,6 @@ class Slot:
             if not server.stop():
                 self.lost = True
                 raise FailureEvent("provider_unavailable", "a slot server did not die of SIGKILL")
-
-    def hold(self, mounts: list[int]) -> None:
-        """Keep the mount namespace of the fork, whose mounts so outlive it, until `let_go` after it."""
-        if self._server is not None:
-            self._server.mounts += mounts
-        else:
-            _close_all(mounts)
 
     @property
     def holds(self) -> bool:
@@ -232,9 +223,11 @@ class Slot:
     def forget(self) -> None:
         """In a forked child: let go of what the parent holds, or memory of dead sandboxes would stay as long as the child."""
         if self._server is not None:
-            mounts = [*self._server.mounts, *self._server.left]
-            self._server.mounts, self._server.left = [], []
-            _close_all(mounts)
+            self.let_go()
+            fork = self._server.fork
+            if fork is not None and fork.mounts >= 0:
+                os.close(fork.mounts)
+                fork.mounts = -1
 
     def leave_bay(self) -> None:
         """Free what was made ready. The fork that built it is of no further use."""

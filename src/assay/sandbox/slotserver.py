@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,17 +29,47 @@ _KEEPER_ENDS_S = 1.0
 _HERE = Path(__file__).resolve().parent
 
 
-@dataclass(frozen=True, slots=True)
-class Parked:
-    """A fork that waits for a command: its pidfd, and the socket on which it takes one. Whoever has it closes both."""
+class Fork:
+    """What a slot server was asked for: being made, waiting for a command, running it. Whoever has it closes it."""
 
-    pidfd: int
-    control: socket.socket
+    def __init__(self, control: socket.socket) -> None:
+        """`control` is where it takes its command, and it and its server say what becomes of it."""
+        self.control = control
+        self.said: dict[str, str] = {}
+        """Words heard so far, each with what was added to it: `parked` (there are processes), `waiting` (all is done that can
+        be), `failed` (why), `started`, `ended` (the wait status)."""
+        self.init = -1
+        """The pidfd of its sandbox's pid 1, with which the kernel ends everything in there, …"""
+        self.command = -1
+        """… the command's, …"""
+        self.mounts = -1
+        """… and the sandbox's mount namespace, whose mounts stay for as long as somebody has this."""
+
+    def listen(self) -> bool:
+        """Wait for the next word; False when none will come. Raises `OSError` when there is no room for its descriptors."""
+        try:
+            word, fields, fds = wire.receive(self.control)
+        except wire.Gone:
+            return False
+        if fds:
+            self.init, self.command, self.mounts = fds
+        name, _, value = word.partition(":")
+        self.said[name] = value or fields.get("why", "")
+        return True
+
+    def has_said(self, *words: str) -> bool:
+        """Whether one of these words has come by now. Never blocks."""
+        while not self.said.keys() & set(words):
+            if not readable_within(self.control.fileno(), 0) or not self.listen():
+                return False
+        return True
 
     def close(self) -> None:
-        """Close both. Once."""
+        """Close all but the mounts, which are the caller's then. Once."""
         self.control.close()
-        os.close(self.pidfd)
+        for fd in (self.init, self.command):
+            if fd >= 0:
+                os.close(fd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +93,10 @@ class SlotServer:
         """Start it, and wait until it is ready. Raises `FailureEvent`."""
         self.owners = -1
         self.pidfd = -1
-        self.control: socket.socket | None = None
-        self._owed = 0
-        self._heard = ""
-        self.mounts: list[int] = []
-        """Descriptors of the mount namespaces of the fork that waits or runs, …"""
+        self.fork: Fork | None = None
+        """The one that was asked for last, whoever has it by now."""
         self.left: list[int] = []
-        """… and of those before it."""
+        """Descriptors of the mount namespaces of those before it."""
         try:
             self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
@@ -162,52 +190,28 @@ class SlotServer:
             "provider_unavailable", f"a slot server could not be started: {str(error) or text or 'it ended'}"
         )
 
-    def waits(self, word: str) -> bool:
-        """Whether the fork has said `word` ("waiting", "built"), so that it has come that far. Never blocks."""
-        while self.control is not None and self._heard != word and readable_within(self.control.fileno(), 0):
-            try:
-                self._heard, _, fds = wire.receive(self.control)
-                self.mounts += fds
-            except (wire.Gone, OSError):
-                return False
-        return self._heard == word
+    def ask(self, *, early: bool) -> None:
+        """Have it end what there is, and get ready for another: see `launcher.tenant.Tenant`. Says nothing when it is gone.
 
-    def ask(self) -> None:
-        """Have it reap what it forked and fork anew. Says nothing when it is gone."""
-        self._heard = ""
-        self.left += self.mounts
-        self.mounts = []
-        if self.control is not None:
-            self.control.close()
-            # Until there is another: what follows may fail.
-            self.control = None
+        Raises `OSError` when this process has no descriptor left; there is no fork then.
+        """
+        if self.fork is not None:
+            fork, self.fork = self.fork, None
+            self.left += [fork.mounts] if fork.mounts >= 0 else []
+            fork.close()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            with theirs, contextlib.suppress(wire.Gone):
-                wire.send(self.sock, "park", None, [theirs.fileno()])
-                self._owed += 1
+            with theirs:
+                self.tell("park", {"early": early}, [theirs.fileno()])
         except OSError:
             ours.close()
             raise
-        self.control = ours
+        self.fork = Fork(ours)
 
-    def parked(self) -> Parked | None:
-        """See `Slot.parked`."""
-        if self.control is None:
-            raise wire.Gone
-        self._owed -= 1
-        try:
-            _, _, fds = wire.receive(self.sock)
-        except OSError:
-            # No room for its descriptors: that fork is of no use to anybody.
-            self.control.close()
-            self.control = None
-            raise
-        if self._owed:
-            os.close(fds[0])
-            return None
-        control, self.control = self.control, None
-        return Parked(fds[0], control)
+    def tell(self, word: str, fields: dict[str, Any], fds: Sequence[int]) -> None:
+        """Tell it something. Says nothing when it is gone. Raises `OSError`."""
+        with contextlib.suppress(wire.Gone):
+            wire.send(self.sock, word, fields, fds)
 
     def why_gone(self) -> str | None:
         """How it ended, in words; None while it lives."""
@@ -244,11 +248,12 @@ class SlotServer:
                 self._popen.wait(patience_s)
                 break
             self._popen.kill()
-        for fd in (self.pidfd, self.owners, self._said, *self.mounts, *self.left):
+        mounts = self.fork.mounts if self.fork is not None else -1
+        for fd in (self.pidfd, self.owners, self._said, mounts, *self.left):
             if fd >= 0:
                 os.close(fd)
-        if self.control is not None:
-            self.control.close()
+        if self.fork is not None:
+            self.fork.close()
         return dead and self._popen.returncode is not None
 
 

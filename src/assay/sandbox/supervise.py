@@ -18,7 +18,7 @@ from assay.failures import FailureEvent
 from assay.sandbox.base import Ended, ExecResult, Limits
 from assay.sandbox.cgroups import Counters, Group
 from assay.sandbox.launch import SETUP_S, End, Launched, Seen, SetupFailed, Stdio, local_failure
-from assay.sandbox.procfs import cpu_of, descendants, run_delay_of
+from assay.sandbox.procfs import cpu_of, run_delay_of
 from assay.sandbox.streams import Feeder, Sink, make_pipe
 from assay.sandbox.waiting import Insistence, readable
 
@@ -38,8 +38,6 @@ class Request:
     owner: int | None
     """The uid its pipes belong to; None for the supervisor's own."""
     group: Group | None
-    joined: bool
-    """Whether what is started is born in the group, which then need not be joined."""
 
 
 class _NotWanted(Exception):
@@ -124,12 +122,12 @@ class Run:
     async def _up(self, launched: Launched, patience: Insistence) -> str | None:
         """Bring the sandbox to the point where the command starts, and start it; what went wrong instead."""
 
-        def bound(pid1: int) -> None:
+        def bound(joining: int | None) -> None:
             group = self._request.group
             if group is not None:
                 self._before = group.begin()
-                if not self._request.joined:
-                    group.join(pid1)
+                if joining is not None:
+                    group.join(joining)
             if self._ending.done() or patience.cancelled:
                 raise _NotWanted
 
@@ -176,12 +174,10 @@ class Run:
         group = self._request.group
         if group is not None and (used := group.counters().cpu_s) is not None:
             return used - (self._before.cpu_s or 0.0)
-        return None if launched.pid1 is None else sum(map(cpu_of, descendants(launched.pid1)))
+        return sum(map(cpu_of, launched.processes()))
 
     def _living(self, launched: Launched) -> list[int]:
-        if self._request.group is not None:
-            return self._request.group.pids()
-        return [] if launched.pid1 is None else descendants(launched.pid1)
+        return launched.processes() if self._request.group is None else self._request.group.pids()
 
     def _look_back(self, launched: Launched) -> None:
         """See what can only be seen while the processes live."""
@@ -195,7 +191,7 @@ class Run:
         deadline = time.monotonic() + SETUP_S
         launched.kill()
         dead = await launched.prove_dead(patience, SETUP_S)
-        while dead and group is not None and set(group.pids()) - {launched.outlives}:
+        while dead and group is not None and not group.is_empty():
             group.kill()
             dead = time.monotonic() < deadline
             await patience.wait(timeout_s=_EMPTY_POLL_S)

@@ -12,38 +12,49 @@ clean it imports nothing that is searched for: not even `__future__`, which a pl
 
 # Paths are made absolute as they are written, with no link resolved.
 # ruff: noqa: PTH100, PTH118, PTH120
+# The standard library is imported as soon as `sys.path` names nothing else.
+# ruff: noqa: E402
 
 import sys
 
-if __name__ in ("__main__", "__mp_main__") and not __package__:
+# In an interpreter that executes this file for its forks, which are then told what to do (`run_ahead`).
+_ahead = globals().get("ASSAY_AHEAD", False)
+_given_path = list(sys.path)
+_standard_path = list(sys.path)
+
+
+def _clean_path() -> None:
+    """Keep the way to send a verdict from others, and `sys.path` to the standard library; note what it was."""
+    global _given_path, _standard_path
     import posix
 
     # First of all: a program that the verifier starts must not inherit the way to send a verdict.
-    for _place, _word in enumerate(sys.argv if __name__ == "__main__" else ()):
-        _name, _, _value = _word.partition("=")
-        if _name == "--verdict-fd":
-            _value = _value or "".join(sys.argv[_place + 1 : _place + 2])
-            if _value.isdigit() and len(_value) < 8:
+    for place, word in enumerate(sys.argv if __name__ == "__main__" else ()):
+        name, _, value = word.partition("=")
+        if name == "--verdict-fd":
+            value = value or "".join(sys.argv[place + 1 : place + 2])
+            if value.isdigit() and len(value) < 8:
                 try:
-                    posix.set_inheritable(int(_value), False)
+                    posix.set_inheritable(int(value), False)
                 except OSError:
                     continue  # said as a contract error when the arguments are read
 
     _given_path = list(sys.path)
     if sys.flags.ignore_environment:
         # Under -I nothing that PYTHONPATH names could run before this line. What it is there for comes back here.
-        _named = posix.environ.get(b"PYTHONPATH", b"").decode(sys.getfilesystemencoding(), "surrogateescape")
-        _given_path += [_entry for _entry in _named.split(":") if _entry]
+        named = posix.environ.get(b"PYTHONPATH", b"").decode(sys.getfilesystemencoding(), "surrogateescape")
+        _given_path += [entry for entry in named.split(":") if entry]
     # `encodings` is loaded from the standard library before any script starts; where it is, the rest is.
-    _library = str(sys.modules["encodings"].__file__).rpartition("/")[0].rpartition("/")[0]
-    _version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    _platform = f"{sys.base_exec_prefix}/{getattr(sys, 'platlibdir', 'lib')}/{_version}"
-    _standard_path = [
-        entry
-        for entry in dict.fromkeys(sys.path)
-        if entry in (_library, _library + "/lib-dynload", _platform + "/lib-dynload")
-    ]
+    library = str(sys.modules["encodings"].__file__).rpartition("/")[0].rpartition("/")[0]
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    platform = f"{sys.base_exec_prefix}/{getattr(sys, 'platlibdir', 'lib')}/{version}"
+    own = (library, library + "/lib-dynload", platform + "/lib-dynload")
+    _standard_path = [entry for entry in dict.fromkeys(sys.path) if entry in own]
     sys.path[:] = _standard_path
+
+
+if __name__ in ("__main__", "__mp_main__") and not __package__ and not _ahead:
+    _clean_path()
 
 import json
 import marshal
@@ -52,20 +63,16 @@ from pathlib import Path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Optional, Union
+    from typing import Any, NoReturn, Optional, Union
 
 if TYPE_CHECKING or __package__:
     from assay.verifiers import calling, delivery, imports, rewards
 else:
-    # From `compiled.START` alone, whose caller knows that nobody else could write beside the runner; and from a fork that
-    # was told of the runner before it was asked to run it, with what it has executed by then.
+    # From `compiled.START` alone, whose caller knows that nobody else could write beside the runner.
     _compiled = globals().get("ASSAY_COMPILED", {})
-    _executed = globals().get("ASSAY_PARTS", {})
 
     def _beside(name):  # type: ignore[no-untyped-def] # never seen by a type checker: it takes the branch above
         # By its path, with no search and no byte-code, since both could be somebody else's.
-        if name in _executed:
-            return _executed[name]
         path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "assay", "verifiers", name + ".py")
         module = type(sys)("assay.verifiers." + name)
         module.__file__ = path
@@ -86,8 +93,8 @@ DEFAULT_REWARD_DIR = "/logs/verifier"
 USAGE = """usage: run_verifier.py --verifier FILE --workspace DIR
            [--task-data FILE] [--response FILE] [--reward-dir DIR] [--verdict-fd N]"""
 
-# A fork of an interpreter that had them loaded: what only such a one would have is not in a verifier's way.
-_READY: "frozenset[str]" = globals().get("READY_MODULES", frozenset())
+# Modules that only a fork of an interpreter has loaded already: they are not in a verifier's way.
+_loaded_ahead: "frozenset[str]" = frozenset()
 _OPTIONS = ("--verifier", "--workspace", "--task-data", "--response", "--reward-dir", "--verdict-fd")
 _OWN_FILES = {__file__, *(str(part.__file__) for part in (calling, delivery, imports, rewards))}
 
@@ -261,7 +268,7 @@ def _prepared(verifier: Path, workspace: Path) -> "tuple[Any, Any]":
         imports.tidy_path(_given_path, _standard_path, os.fspath(workspace))
     place_on_path(home, verifier.parent, tests)
     if __name__ == "__main__":
-        imports.unload(_READY, os.fspath(verifier.parent), tests)
+        imports.unload(_loaded_ahead, os.fspath(verifier.parent), tests)
     imports.guard(home, manifest)
     return manifest, _load(verifier, _laid(verifier, manifest, "the verifier", listed=True), manifest)
 
@@ -382,15 +389,30 @@ def _text_of(error: BaseException) -> str:
         return "(its text cannot be shown)"
 
 
+def _run() -> "NoReturn":
+    code = 2
+    try:
+        code = main()
+    finally:
+        delivery.leave(code)
+
+
+def run_ahead(loaded: "frozenset[str]") -> "NoReturn":
+    """What a script does, in a fork that has its arguments by now, and whose memory is closed (`close_memory`).
+
+    `loaded`: modules that no script finds loaded.
+    """
+    global _loaded_ahead
+    _loaded_ahead = loaded
+    _clean_path()
+    _run()
+
+
 if __name__ == "__mp_main__" and not __package__:
     # A worker process of a verifier that uses multiprocessing: what it imports obeys the same rules.
     sys.path[:] = _given_path
     _home = os.path.dirname(os.path.abspath(__file__))
     imports.guard(_home, imports.read_manifest(_home))
-elif __name__ == "__main__":
-    _code = 2
-    try:
-        delivery.close_memory()
-        _code = main()
-    finally:
-        delivery.leave(_code)
+elif __name__ == "__main__" and not _ahead:
+    delivery.close_memory()
+    _run()

@@ -1,4 +1,4 @@
-"""A command forked ahead of need starts when its init is out of its reach, and not before."""
+"""A command that was forked ahead of need starts when its root is complete and its init out of its reach, and not before."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ from typing import NoReturn
 
 import pytest
 
-from assay.sandbox.launcher import kernel, ready, rights, root, sandbox, wire
-
-SETTINGS = sandbox.Settings(None, 0, (), None, False, (), frozenset())
+from assay.sandbox.launcher import command, kernel, rights, root, wire
 
 
-def watch(control: socket.socket, go: int, fails: bool, monkeypatch: pytest.MonkeyPatch) -> NoReturn:
-    """What a fork does, without a namespace or a right less; its init is as slow as `go` has it, and then may fail."""
+def become(control: socket.socket, finished: int, fails: bool, monkeypatch: pytest.MonkeyPatch) -> NoReturn:
+    """What a fork does, without a namespace or a right less; giving up its rights may fail."""
 
     def drop(*_: object) -> None:
-        os.read(go, 1)
         if fails:
             raise OSError(12, "no memory")
 
@@ -28,52 +25,51 @@ def watch(control: socket.socket, go: int, fails: bool, monkeypatch: pytest.Monk
         os._exit(0)
 
     monkeypatch.setattr(kernel, "unshare", lambda *_: None)
-    monkeypatch.setattr(root, "enter", lambda _: None)
+    monkeypatch.setattr(kernel, "new_mount", lambda *_: os.open("/dev/null", os.O_RDONLY))
+    monkeypatch.setattr(root, "place_proc", lambda *_: None)
     monkeypatch.setattr(rights, "drop", drop)
-    monkeypatch.setattr(sandbox, "_get_ready", lambda *_: None)
-    monkeypatch.setattr(ready, "run", run)
-    score = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
-    sandbox._watch(control, score, SETTINGS)
+    command.become(control, command.Settings(None, 0, (), None, run), -1, finished)
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_command_waits_for_its_init(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("last", ["init", "server"])
+def test_a_command_waits_for_its_init_and_its_root(last: str, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    go, may_go = os.pipe()
+    # Each has a copy of the other end: the init until it is out of reach, the server until the root is complete.
+    finished, servers = os.pipe()
+    ends = {"init": os.dup(servers), "server": servers}
     said, says = os.pipe()
-    init = os.fork()
-    if init == 0:
+    fork = os.fork()
+    if fork == 0:
         try:
-            os.setpgid(0, 0)
             ours.close()
-            os.close(may_go)
-            watch(theirs, go, fails, monkeypatch)
+            for end in ends.values():
+                os.close(end)
+            become(theirs, finished, fails, monkeypatch)
         finally:
             os._exit(9)
-    theirs.close()
-    os.close(go)
+    os.close(finished)
     null = os.open("/dev/null", os.O_RDWR)
     fields = {"argv": ["/bin/program"], "env": {}, "cwd": "/", "passed": [], "python": True}
     wire.send(ours, "run", fields, [null, says, null])
     for fd in (null, says):
         os.close(fd)
     try:
-        # An init that is never let go on: whatever the command does by itself, it has done by then.
-        assert select.select([ours], [], [], 0.3)[0] == []
-        os.write(may_go, b"x")
-        words = [wire.receive(ours)[0]]
-        if fails:
-            assert words == ["failed"]
-        else:
-            words.append(wire.receive(ours)[0])
-            assert words == ["started", "ended:0"]
+        assert wire.receive(ours)[0] == ("failed" if fails else "waiting")
+        if not fails:
+            os.close(ends.pop("server" if last == "init" else "init"))
+            # The last one never lets go: whatever the command does by itself, it has done by then.
+            assert select.select([ours, said], [], [], 0.3)[0] == []
+            os.close(ends.pop(last))
+            assert wire.receive(ours)[0] == "started"
             assert os.read(said, 9) == b"ran"
     finally:
-        # A command without its init: in a pid namespace it would have ended with it.
-        os.killpg(init, signal.SIGKILL)
-        os.waitpid(init, 0)
+        os.kill(fork, signal.SIGKILL)
+        os.waitpid(fork, 0)
+        # Kept open till now, as the server keeps it: what was not read would take what was said with it.
+        theirs.close()
         ended = os.read(said, 9)
-        for fd in (may_go, said):
+        for fd in (said, *ends.values()):
             os.close(fd)
         ours.close()
-    assert ended == b"", "it ran although its init had failed"
+    assert ended == b"", "it ran although it could not give up its rights"

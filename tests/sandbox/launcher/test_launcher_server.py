@@ -100,26 +100,43 @@ async def test_a_killed_fork_that_waited_is_no_fault(launched: Make) -> None:
 
 async def test_a_stuck_server_is_replaced(launched: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slotrun_module, "SETUP_S", 0.5)
+    monkeypatch.setattr(slotrun_module, "_ANSWERS_S", 0.5)
     sandbox = await launched()
     assert (await sandbox.exec(["true"], timeout_s=30)).code == 0
     stuck = server_of(sandbox)
     os.kill(stuck, signal.SIGSTOP)
-    # The fork for this one may have been made before; the next one cannot be.
     assert [(await sandbox.exec(["true"], timeout_s=30)).code for _ in range(2)] == [0, 0]
     assert server_of(sandbox) != stuck
     assert not Path(f"/proc/{stuck}").exists()
 
 
-async def test_a_stopped_server_keeps_nothing_from_ending(launched: Make) -> None:
+async def test_a_stopped_server_keeps_nothing_from_ending(launched: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slotrun_module, "_ANSWERS_S", 0.5)
     sandbox = await launched(mounts=OUT)
     running = asyncio.ensure_future(sandbox.exec(STAY, timeout_s=1))
     await until_on(sandbox)
     inside = descendants(server_of(sandbox))[1:]
-    os.kill(server_of(sandbox), signal.SIGSTOP)
+    stopped = server_of(sandbox)
+    os.kill(stopped, signal.SIGSTOP)
     assert (await asyncio.wait_for(running, 30)).how is Ended.WALL_LIMIT
     alive = [pid for pid in inside if b") Z" not in stat_of(pid)]
-    assert alive == [], "dead, if not reaped by a server that is stopped"
-    os.kill(server_of(sandbox), signal.SIGCONT)
+    assert alive == []
+    assert (await sandbox.exec(["cat", "/out/on"], timeout_s=30)).stdout == b"\n", "the sandbox keeps its folders"
+    assert server_of(sandbox) != stopped
+
+
+async def test_a_server_stopped_while_a_command_ends_is_a_fault(
+    launched: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How the command ended nobody can say: that is no bad verdict, and no time limit either."""
+    monkeypatch.setattr(slotrun_module, "_ANSWERS_S", 0.5)
+    sandbox = await launched(mounts=OUT)
+    running = asyncio.ensure_future(sandbox.exec(["sh", "-c", "echo > /out/on; sleep 0.5"], timeout_s=30))
+    await until_on(sandbox)
+    os.kill(server_of(sandbox), signal.SIGSTOP)
+    result = await asyncio.wait_for(running, 20)
+    assert (result.how, result.code, result.signal) == (Ended.FAULT, None, None)
+    assert (await sandbox.exec(["cat", "/out/on"], timeout_s=30)).stdout == b"\n"
 
 
 def stat_of(pid: int) -> bytes:
@@ -134,7 +151,7 @@ async def test_an_init_killed_by_nobody_knows_whom_is_no_fault(launched: Make) -
     sandbox = await launched(mounts=OUT)
     running = asyncio.ensure_future(sandbox.exec(STAY, timeout_s=30))
     await until_on(sandbox)
-    (init,) = children(server_of(sandbox))
+    init, _ = children(server_of(sandbox))
     os.kill(init, signal.SIGKILL)
     result = await running
     assert (result.how, result.signal, result.fault) == (Ended.SIGNALED, signal.SIGKILL, None)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import builtins
 import gc
-import json
 import marshal
 import os
 import signal
@@ -17,8 +16,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
-from types import CodeType, ModuleType
+from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any, NoReturn
 
 _LOADED = (
@@ -39,9 +38,6 @@ _LOADED = (
 )
 """Modules of the standard library that are imported once for all, none of which starts a thread or keeps a state of its own."""
 
-_PARTS = ("calling", "delivery", "imports", "rewards")
-"""The files of the runner's that it executes before it knows what to do."""
-
 
 class _Ahead:
     """The one program that is known before it is asked for: the runner of Python verifiers."""
@@ -51,10 +47,8 @@ class _Ahead:
         """What an interpreter is given (`-c`) to run it, …"""
         self.home = ""
         """… and its folder in the sandbox, the first argument."""
-        self.codes: dict[str, CodeType] = {}
-        """What is in the folder, compiled; empty: nothing is known ahead."""
-        self.parts: dict[str, ModuleType] = {}
-        """What was executed of it (`rehearse`)."""
+        self.main: ModuleType | None = None
+        """It, executed but for what it does as a script: functions and classes, which keep nothing. None: it is not known."""
         self.modules: frozenset[str] = frozenset()
         """Those that are loaded, and would not be in an interpreter that was just started."""
         self.launcher: list[ModuleType] = []
@@ -64,10 +58,12 @@ class _Ahead:
 _ahead = _Ahead()
 
 
-def load(ahead: Mapping[str, Any]) -> None:
+def load(ahead: Mapping[str, Any], usual: frozenset[str]) -> None:
     """Import what programs are likely to import. What is not there is left to them.
 
     `ahead`: the program that will be asked for, its `home`, and the files in it `compiled` (in hex, as the runner has them).
+    `usual`: the modules that an interpreter has loaded when it starts. The others that are here are named to the program as
+    `READY_MODULES`, in case that it is to find others of these names.
     """
     sys.dont_write_bytecode = True
     for name in _LOADED:
@@ -79,50 +75,21 @@ def load(ahead: Mapping[str, Any]) -> None:
     magic: bytes = sys.modules["_frozen_importlib_external"].MAGIC_NUMBER
     if data.startswith(magic):
         compiled = marshal.loads(data[len(magic) :])  # noqa: S302 - the supervisor's
-        _ahead.codes = {path: marshal.loads(code) for path, code in compiled.items()}  # noqa: S302 - as above
         _ahead.program, _ahead.home = ahead["program"], ahead["home"]
-
-
-def rehearse(usual: frozenset[str]) -> None:
-    """In the fork, before it knows what to run: what the runner would do first, and a touch of what it will use.
-
-    A page of the server's that is written for the first time is copied: better now than when somebody waits. `usual`: the
-    modules that an interpreter has loaded when it starts. The others that are here are named to the program as
-    `READY_MODULES`, in case that it is to find others of these names.
-    """
-    parts = {}
-    for name in _PARTS if _ahead.codes else ():
-        path = f"{_ahead.home}/assay/verifiers/{name}.py"
-        parts[name] = module = ModuleType(f"assay.verifiers.{name}")
-        module.__file__ = path
-        exec(_ahead.codes[path], module.__dict__)  # noqa: S102 - a file of the runner's own
-    _ahead.parts = parts
-    if parts:
+        runner = f"{_ahead.home}/run_verifier.py"
+        _ahead.main = main = _new_main()
+        main.__dict__.update(__file__=runner, ASSAY_COMPILED=compiled, ASSAY_AHEAD=True)
+        exec(marshal.loads(compiled[runner]), main.__dict__)  # noqa: S102, S302 - a file of the runner's own
+        main.__dict__["imports"].compiled.update((path, marshal.loads(code)) for path, code in compiled.items())  # noqa: S302 - as above
         # It looks for a module that not every version has.
-        parts["imports"].sha256()
+        main.__dict__["imports"].sha256()
     _ahead.launcher = [sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "launcher"]
     _ahead.modules = frozenset(sys.modules) - usual
-    scratch: dict[str, Any] = {}
-    exec(compile(_REHEARSED, "<string>", "exec", dont_inherit=True), scratch)  # noqa: S102 - see `_REHEARSED`
-    json.loads(json.dumps({"files": {"name": "digest"}, "numbers": [1, 2.5, None]}))
 
 
-_REHEARSED = """\
-import json, os
-from pathlib import Path
-class Kind:
-    def method(self, *given, **named):
-        return f"{given} {named}"
-def verify(workspace):
-    path = Path(workspace) / "name"
-    return float(path.name == Kind().method(1, name=2)), path.exists(), os.path.realpath(path), sorted({3, 1, 2})
-try:
-    verify("/tmp")
-    raise ValueError("nothing")
-except ValueError as error:
-    text = repr(error)
-"""
-"""Does what verifiers do, and changes nothing."""
+def sha256() -> Callable[[bytes], Any] | None:
+    """The runner's way to make a digest; None where the runner is not known."""
+    return _ahead.main.__dict__["imports"].sha256() if _ahead.main is not None else None
 
 
 def run(argv: list[str], env: Mapping[bytes, bytes]) -> NoReturn:
@@ -139,34 +106,40 @@ def run(argv: list[str], env: Mapping[bytes, bytes]) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
     sys.argv = ["-c", *argv[4:]]
     sys.orig_argv = argv
-    main = ModuleType("__main__")
-    main.__dict__.update(__builtins__=builtins, __spec__=None, __loader__=sys.__spec__.loader, __annotations__={})
-    code = None
-    if _ahead.codes and argv[3] == _ahead.program and argv[4:5] == [_ahead.home]:
-        # What the program itself would come to.
-        runner = f"{_ahead.home}/run_verifier.py"
-        del sys.argv[1]
-        main.__dict__.update(__file__=runner, ASSAY_COMPILED=_ahead.codes, ASSAY_PARTS=_ahead.parts)
-        code = _ahead.codes[runner]
-    main.__dict__["READY_MODULES"] = _ahead.modules
-    sys.modules["__main__"] = main
+    known = _ahead.main is not None and argv[3] == _ahead.program and argv[4:5] == [_ahead.home]
+    sys.modules["__main__"] = main = _ahead.main if _ahead.main is not None and known else _new_main()
     try:
-        if code is None:
-            code = compile(argv[3], "<string>", "exec", dont_inherit=True)
-        exec(code, main.__dict__)  # noqa: S102 - this is what was asked for
+        if known:
+            # What the program itself would come to.
+            del sys.argv[1]
+            main.__dict__["run_ahead"](_ahead.modules)
+        else:
+            main.__dict__["READY_MODULES"] = _ahead.modules
+            exec(compile(argv[3], "<string>", "exec", dont_inherit=True), main.__dict__)  # noqa: S102 - what was asked for
     except BaseException as error:
         _finish(_code_of(error))
     _finish(0)
 
 
+def _new_main() -> ModuleType:
+    main = ModuleType("__main__")
+    main.__dict__.update(__builtins__=builtins, __spec__=None, __loader__=sys.__spec__.loader, __annotations__={})
+    return main
+
+
 def _set_environment(env: Mapping[bytes, bytes]) -> None:
-    os.environb.clear()
-    os.environb.update(env)
+    zone = os.environb.get(b"TZ")
+    for name in [name for name in os.environb if name not in env]:
+        del os.environb[name]
+    for name, value in env.items():
+        if os.environb.get(name) != value:
+            os.environb[name] = value
     # The copy that was made when the interpreter started, which `os.environ` itself was made from.
     first: dict[bytes, bytes] = sys.modules["posix"].environ
     first.clear()
     first.update(env)
-    time.tzset()
+    if env.get(b"TZ") != zone:
+        time.tzset()
 
 
 def _code_of(error: BaseException) -> int:

@@ -16,15 +16,19 @@ _LIMITS = {
 }
 
 
-def drop(uid: int | None, limits: Mapping[str, int], program: bytes | None) -> None:
+def limit(pid: int, limits: Mapping[str, int]) -> None:
+    """Set the resource limits of a process, by our names, as far as it has none that is lower."""
+    for name, value in limits.items():
+        hard = resource.prlimit(pid, _LIMITS[name])[1]
+        most = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.prlimit(pid, _LIMITS[name], (most, most))
+
+
+def drop(uid: int | None, program: bytes | None) -> None:
     """Become the sandbox's user without any right, for good. `uid` None: this process has that uid already.
 
     Everything started from here on inherits all of it. Groups were dropped by the slot server, before it forked.
     """
-    for name, value in limits.items():
-        hard = resource.getrlimit(_LIMITS[name])[1]
-        most = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(_LIMITS[name], (most, most))
     if uid is not None:
         # The group first: after the uid is gone it could not be changed. All three of each: a saved one can be taken back.
         os.setresgid(uid, uid, uid)
@@ -33,18 +37,10 @@ def drop(uid: int | None, limits: Mapping[str, int], program: bytes | None) -> N
     kernel.drop_capabilities()
     # After the uid, whose change clears it. If the slot server dies unseen, this dies too.
     kernel.die_with_parent()
-    # The command has the same uid: without this it could rewrite its init's memory and forge how it ended.
+    # What has the same uid, a sandbox of the same ordinary user's perhaps, does not look into it while it waits.
     kernel.be_undumpable()
     # Before the filter: a process without rights may install one only if it can never gain rights again.
     kernel.forbid_new_privileges()
     if program is not None:
         # Checks the architecture and x32's numbers first: by those the same call has other numbers.
         kernel.filter_calls(program)
-
-
-def touch() -> None:
-    """Go the way of `drop` as far as it changes nothing."""
-    for limit in _LIMITS.values():
-        resource.getrlimit(limit)
-    kernel.be_dumpable()
-    os.getresuid()

@@ -13,8 +13,8 @@ from typing import Any
 
 from . import kernel
 
-_LAYERS = "/.layers"
 _MADE = "/.made"
+_PROC = "/proc"
 _QUIET = kernel.NOSUID | kernel.NODEV
 
 
@@ -31,25 +31,31 @@ def enter(place: str) -> None:
 
 def build(
     steps: Sequence[Mapping[str, Any]], mounts: Sequence[int], proc: int, dev: int, owner: int, space: int | None
-) -> None:
-    """Make the steps of a sandbox in order, up to those that `finish` makes.
+) -> int:
+    """Make the steps of a sandbox in order, up to those that `finish` makes; a descriptor of what that needs, or -1.
 
-    A step's `sources` are indexes of `mounts`, the lowest layer first. `owner` is the uid (and gid) that an overlay's
-    upper folder belongs to, `space` how many bytes all upper layers may hold together (of `finish`, too); None: there are
-    none.
+    A step's `sources` are indexes of `mounts`, the lowest layer first. `proc` is a /proc, to be covered by `place_proc`.
+    `owner` is the uid (and gid) that an overlay's upper folder belongs to, `space` how many bytes all upper layers may hold
+    together (of `finish`, too); None: there are none.
     """
+    whole = _is_whole(steps)
+    layers = -1
     if space is not None:
-        # Apart from every other mount, so that the upper layer has a size of its own and goes from sight in one piece.
-        os.mkdir(_LAYERS, 0o700)
-        kernel.mount("tmpfs", _LAYERS, _QUIET, f"size={space},mode=700")
-    if not _is_whole(steps):
-        _make_all(steps, mounts, 0, proc, dev, owner)
-        return
-    steps, mounts, made = _with_overlays_made(steps, mounts, owner)
-    _stand_on(mounts[steps[0]["sources"][0]])
-    _make_all(steps[1:], mounts, 0, proc, dev, owner)
-    for fd in made:
-        os.close(fd)
+        # Apart from every other mount, so that the upper layers have a size of their own. Where the sandbox's own /proc will
+        # be: to take it away again would take the kernel longer than all the rest, since it waits for every processor.
+        place = _MADE if whole else _PROC
+        os.mkdir(place, 0o755)
+        kernel.mount("tmpfs", place, _QUIET, f"size={space},mode=700")
+        layers = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    if whole:
+        steps, mounts, made = _with_overlays_made(steps, mounts, owner, layers)
+        _stand_on(mounts[steps[0]["sources"][0]])
+        _make_all(steps[1:], mounts, 0, proc, dev, owner, -1)
+        for fd in made:
+            os.close(fd)
+    else:
+        _make_all(steps, mounts, 0, proc, dev, owner, layers)
+    return layers
 
 
 def finish(
@@ -57,37 +63,26 @@ def finish(
     steps: Sequence[Mapping[str, Any]],
     mounts: Sequence[int],
     owner: int,
-    space: int | None,
+    layers: int,
 ) -> None:
     """Make what was not known when `begun` was built, then make the root read-only, unless it is one of its own.
 
-    One of its own takes no further steps.
+    One of its own takes no further steps. `layers` is what `build` returned.
     """
-    if _is_whole(begun):
-        return
-    _make_all(steps, mounts, len(begun), -1, -1, owner)
-    if space is not None:
-        # The overlays keep what they use.
-        kernel.detach(_LAYERS)
-        os.rmdir(_LAYERS)
-    kernel.set_mount("/", kernel.RDONLY | _QUIET)
+    if not _is_whole(begun):
+        _make_all(steps, mounts, len(begun), -1, -1, owner, layers)
+        kernel.set_mount("/", kernel.RDONLY | _QUIET)
 
 
-def touch(steps: Sequence[Mapping[str, Any]], mounts: Sequence[int]) -> None:
-    """Go the ways of `finish` as far as they change nothing."""
-    for step in steps:
-        _make(step, [], 0, -1, -1, 0)
-    _point("/", mounts[0], 0)
-    for function, arguments in (
-        (kernel.place_mount, (-1, "/nowhere")),
-        (kernel.mount, ("overlay", "/nowhere", 0, "userxattr")),
-        (kernel.detach, ("/nowhere",)),
-        (kernel.set_mount, (-1, kernel.RDONLY)),
-    ):
-        try:
-            function(*arguments)
-        except OSError:
-            continue
+def place_proc(proc: int, owner: int) -> None:
+    """Cover what stood in for the sandbox's own /proc while it was made: see `build`. Nothing in there can uncover it."""
+    kernel.place_mount(proc, _PROC)
+    if owner == 0:
+        # The kernel lets whoever is 0 in a namespace change its settings, without any capability; the network's would stay.
+        settings = kernel.clone_mount(f"{_PROC}/sys")
+        kernel.set_mount(settings, kernel.RDONLY | _QUIET | kernel.NOEXEC)
+        kernel.place_mount(settings, f"{_PROC}/sys")
+        os.close(settings)
 
 
 def _is_whole(steps: Sequence[Mapping[str, Any]]) -> bool:
@@ -95,24 +90,28 @@ def _is_whole(steps: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _make_all(
-    steps: Sequence[Mapping[str, Any]], mounts: Sequence[int], first: int, proc: int, dev: int, owner: int
+    steps: Sequence[Mapping[str, Any]],
+    mounts: Sequence[int],
+    first: int,
+    proc: int,
+    dev: int,
+    owner: int,
+    layers: int,
 ) -> None:
     for number, step in enumerate(steps, first):
-        _make(step, [mounts[index] for index in step["sources"]], number, proc, dev, owner)
+        _make(step, [mounts[index] for index in step["sources"]], number, proc, dev, owner, layers)
 
 
 def lay(steps: Sequence[Mapping[str, Any]], mounts: Sequence[int], owner: int) -> None:
-    """Make steps in the root that is there: folders, links, and mounts, each of one of `mounts` in order. Closes those."""
+    """Make steps in the root that is there: folders, links, and mounts, each of one of `mounts` in order."""
     waiting = iter(mounts)
     for step in steps:
         sources = [next(waiting)] if step["what"] == "bind" else []
-        _make(step, sources, 0, -1, -1, owner)
-    for fd in mounts:
-        os.close(fd)
+        _make(step, sources, 0, -1, -1, owner, -1)
 
 
 def _with_overlays_made(
-    steps: Sequence[Mapping[str, Any]], mounts: Sequence[int], owner: int
+    steps: Sequence[Mapping[str, Any]], mounts: Sequence[int], owner: int, layers: int
 ) -> tuple[list[Mapping[str, Any]], list[int], list[int]]:
     """The steps with every overlay made already, as a mount to place: where the root is another's, no layers can be kept.
 
@@ -120,13 +119,12 @@ def _with_overlays_made(
     """
     made: list[int] = []
     found: list[Mapping[str, Any]] = []
-    os.mkdir(_MADE)
     for number, step in enumerate(steps):
         if step["what"] not in ("overlay", "layers"):
             found.append(step)
             continue
         sources = [mounts[index] for index in step["sources"]]
-        _overlay(_MADE, sources, number, owner, writable=step["what"] == "overlay")
+        _overlay(_MADE, sources, number, owner, layers, writable=step["what"] == "overlay")
         found.append({**step, "what": "bind", "sources": [len(mounts) + len(made)]})
         made.append(kernel.clone_mount(_MADE))
     return found, [*mounts, *made], made
@@ -134,6 +132,8 @@ def _with_overlays_made(
 
 def _stand_on(base: int) -> None:
     """Make this mount the root, and let go of the one before it, with the layers: the overlays keep what they use."""
+    if not os.path.isdir(_MADE):
+        os.mkdir(_MADE)
     kernel.place_mount(base, _MADE)
     os.chdir(_MADE)
     kernel.pivot_root(".", ".")
@@ -141,7 +141,9 @@ def _stand_on(base: int) -> None:
     os.chdir("/")
 
 
-def _make(step: Mapping[str, Any], sources: list[int], number: int, proc: int, dev: int, owner: int) -> None:
+def _make(
+    step: Mapping[str, Any], sources: list[int], number: int, proc: int, dev: int, owner: int, layers: int
+) -> None:
     at = step["at"]
     match step["what"]:
         case "dir":
@@ -154,8 +156,6 @@ def _make(step: Mapping[str, Any], sources: list[int], number: int, proc: int, d
         case "proc":
             _folder(at, owner)
             kernel.place_mount(proc, at)
-            if owner == 0:
-                _protect_settings(f"{at}/sys")
         case "dev":
             _folder(at, owner)
             kernel.place_mount(dev, at)
@@ -164,17 +164,9 @@ def _make(step: Mapping[str, Any], sources: list[int], number: int, proc: int, d
             kernel.place_mount(sources[0], at)
         case "overlay" | "layers":
             _folder(at, owner)
-            _overlay(at, sources, number, owner, writable=step["what"] == "overlay")
+            _overlay(at, sources, number, owner, layers, writable=step["what"] == "overlay")
         case what:
             raise ValueError(f"there is no step {what!r}")
-
-
-def _protect_settings(at: str) -> None:
-    """The kernel lets whoever is 0 in a namespace change its settings, without any capability; the network's would stay."""
-    settings = kernel.clone_mount(at)
-    kernel.set_mount(settings, kernel.RDONLY | _QUIET | kernel.NOEXEC)
-    kernel.place_mount(settings, at)
-    os.close(settings)
 
 
 def _folder(at: str, owner: int) -> None:
@@ -198,25 +190,27 @@ def _point(at: str, source: int, owner: int) -> None:
         os.close(os.open(at, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
 
 
-def _overlay(at: str, sources: list[int], number: int, owner: int, *, writable: bool) -> None:
-    folder = f"{_LAYERS}/{number}"
-    os.mkdir(folder)
+def _overlay(at: str, sources: list[int], number: int, owner: int, layers: int, *, writable: bool) -> None:
+    # Short names of our own, from the folder of all layers on, whatever covers that: in a name of the host's a colon or a
+    # comma would be read as an option.
+    os.fchdir(layers)
+    os.mkdir(f"{number}")
+    os.chdir(f"{number}")
     lowers: list[str] = []
     for index, source in enumerate(sources):
-        # Short names of our own: in a name of the host's a colon or a comma would be read as an option.
-        lowers.insert(0, f"{folder}/{index}")
+        lowers.insert(0, f"{index}")
         os.mkdir(lowers[0])
         kernel.place_mount(source, lowers[0])
     # A user namespace may keep overlay's own marks in no other attributes.
     options = f"userxattr,lowerdir={':'.join(lowers)}"
     flags = _QUIET | kernel.RDONLY
     if writable:
-        upper, work = f"{folder}/u", f"{folder}/w"
-        os.mkdir(work, 0o700)
-        os.mkdir(upper)
+        os.mkdir("w", 0o700)
+        os.mkdir("u")
         # The merged root has the upper folder's owner and mode.
-        os.chown(upper, owner, owner)
-        os.chmod(upper, stat.S_IMODE(os.fstat(sources[-1]).st_mode))
-        options += f",upperdir={upper},workdir={work}"
+        os.chown("u", owner, owner)
+        os.chmod("u", stat.S_IMODE(os.fstat(sources[-1]).st_mode))
+        options += ",upperdir=u,workdir=w"
         flags = _QUIET
     kernel.mount("overlay", at, flags, options)
+    os.chdir("/")

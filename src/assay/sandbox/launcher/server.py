@@ -11,16 +11,20 @@ itself may mount them anew.
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import select
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import kernel, root, sandbox, turning, wire
+from . import command, init, kernel, root, tenant, turning, wire
+
+if TYPE_CHECKING:
+    from . import script
 
 _WORK_PLACE = "/usr"
 """A folder that every system has; covered for the moment in which the server's own root is made."""
@@ -79,15 +83,19 @@ def _begin(sock: socket.socket, fields: Mapping[str, Any], fds: Sequence[int]) -
     if not fields["network"]:
         kernel.unshare(kernel.NEWNET, "network namespace")
     if fields["interpreter"] is None:
-        _settle(sock, groups, owners, fields, None)
+        _settle(sock, groups, owners, fields)
     state = {"sock": sock.fileno(), "groups": groups, "owners": owners, "fields": fields}
     kept = [sock.fileno(), *groups, *([owners] if owners >= 0 else [])]
     turning.turn(fields["interpreter"], sources, state, kept)
 
 
-def go_on(state: Mapping[str, Any], usual: frozenset[str]) -> None:
-    """Serve, as an interpreter that `turning.turn` became. `usual`: the modules it has loaded by itself. Never returns."""
-    from . import ready
+def go_on(state: Mapping[str, Any], before: script.Before) -> script.Program:
+    """Serve, as an interpreter that `turning.turn` became. `before`: what it was when it started.
+
+    Only a fork comes back from this, with what it is to raise in place of a server.
+    """
+    # Loaded where there is such an interpreter alone: a fork costs by what is in memory.
+    from . import pages, ready, script
 
     sock = socket.socket(fileno=state["sock"])
     try:
@@ -97,15 +105,38 @@ def go_on(state: Mapping[str, Any], usual: frozenset[str]) -> None:
         kernel.hide_command_line("assay-slot")
         kernel.set_name("assay-slot")
         kernel.die_with_parent()
-        ready.load(state["fields"]["interpreter"]["ahead"])
-        _settle(sock, state["groups"], state["owners"], state["fields"], usual)
+        interpreter = state["fields"]["interpreter"]
+        if interpreter["ahead"] is None:
+            script.check()
+            sys.dont_write_bytecode = True
+
+            def learn_script(settings: tenant.Settings) -> tenant.Settings:
+                return pages.learn_script(settings, interpreter, functools.partial(script.run_here, before))
+
+            _settle(sock, state["groups"], state["owners"], state["fields"], script.run, learn_script)
+        ready.load(interpreter["ahead"], before.modules)
+        sha256 = ready.sha256()
+
+        def learn(settings: tenant.Settings) -> tenant.Settings:
+            return pages.learn(settings, interpreter, sha256) if sha256 is not None else settings
+
+        _settle(sock, state["groups"], state["owners"], state["fields"], ready.run, learn)
+    except command.Left as left:
+        # Closed, as all others; somebody else's may have its number.
+        sock.detach()
+        return script.Program(left, before)
     except BaseException as error:
         wire.send(sock, "failed", {"why": f"{type(error).__name__}: {error}"})
         os._exit(1)
 
 
 def _settle(
-    sock: socket.socket, groups: Sequence[int], owners: int, fields: Mapping[str, Any], usual: frozenset[str] | None
+    sock: socket.socket,
+    groups: Sequence[int],
+    owners: int,
+    fields: Mapping[str, Any],
+    run: Callable[[list[str], Mapping[bytes, bytes]], None] | None = None,
+    learn: Callable[[tenant.Settings], tenant.Settings] | None = None,
 ) -> NoReturn:
     """Make what is left to make with the server's rights, and serve."""
     network = None if fields["network"] else _Network()
@@ -113,9 +144,10 @@ def _settle(
     program = bytes.fromhex(fields["program"]) if fields["program"] is not None else None
     by_root = fields["uids"] is not None
     user = fields["user"]
-    base = fields["base"]["steps"]
-    settings = sandbox.Settings(user if by_root else None, user, groups, program, not by_root, base, usual)
-    _serve(sock, settings, network, owners)
+    each = command.Settings(user if by_root else None, user, groups, program, run)
+    own = tenant.Home(), init.lay("/", os.uname().machine)
+    settings = tenant.Settings(*own, user, not by_root, fields["base"]["steps"], each)
+    _serve(sock, settings, network, owners, learn)
 
 
 def _reset_signals() -> None:
@@ -230,8 +262,10 @@ def _make_root(fields: Mapping[str, Any], devices: Sequence[int], base: Sequence
     os.chdir("/")
     by_root = fields["uids"] is not None
     # Shown here once, and copied by every sandbox.
-    mounts = base if by_root else [sandbox.own_mount(source) for source in fields["base"]["sources"]]
+    mounts = base if by_root else [tenant.own_mount(source) for source in fields["base"]["sources"]]
     root.lay(fields["base"]["steps"], mounts, fields["user"])
+    for fd in mounts:
+        os.close(fd)
     if by_root:
         kernel.detach("/host")
 
@@ -253,12 +287,14 @@ def _make_devices(folder: str, fields: Mapping[str, Any], devices: Sequence[int]
     kernel.set_mount(folder, kernel.RDONLY | kernel.NOSUID | kernel.NODEV)
 
 
-def _serve(sock: socket.socket, settings: sandbox.Settings, network: _Network | None, owners: int) -> NoReturn:
+def _serve(
+    sock: socket.socket,
+    settings: tenant.Settings,
+    network: _Network | None,
+    owners: int,
+    learn: Callable[[tenant.Settings], tenant.Settings] | None,
+) -> NoReturn:
     """Answer the supervisor until it has no more to ask."""
-    home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-    wire.send(sock, "ready", None, [os.pidfd_open(os.getpid()), *([owners] if owners >= 0 else [])])
-    if owners >= 0:
-        os.close(owners)
     # A collection in a fork would copy every page that holds an object.
     gc.disable()
     gc.freeze()
@@ -266,49 +302,42 @@ def _serve(sock: socket.socket, settings: sandbox.Settings, network: _Network | 
     for fd in (0, 1, 2):
         os.dup2(null, fd)
     os.close(null)
-    child = 0
+    os.umask(0)
+    if learn is not None:
+        settings = learn(settings)
+    me = os.pidfd_open(os.getpid())
+    wire.send(sock, "ready", None, [me, *([owners] if owners >= 0 else [])])
+    for fd in (me, *([owners] if owners >= 0 else [])):
+        os.close(fd)
+    there: tenant.Tenant | None = None
     while True:
+        if there is not None:
+            there.watch(sock)
         try:
-            _, _, (control,) = wire.receive(sock)
+            word, fields, fds = wire.receive(sock)
         except wire.Gone:
             # The end of pid 1 is the end of every process of the slot.
             os._exit(0)
-        if child:
-            # Dead already, or wanted dead: one sandbox at a time.
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        if network is not None:
-            network.clean()
-        child = _fork(sock, control, home, settings, network)
-        pidfd = os.pidfd_open(child)
-        wire.send(sock, "parked", None, [pidfd])
-        os.close(pidfd)
-
-
-def _fork(sock: socket.socket, control: int, home: int, settings: sandbox.Settings, network: _Network | None) -> int:
-    # One fork per sandbox: its pid namespace is made for the child alone, which so is the server's own, to wait for.
-    kernel.unshare(kernel.NEWPID, "pid namespace")
-    child = os.fork()
-    if child == 0:
-        sock.close()
-        os.close(home)
-        if network is not None:
-            network.close()
-        sandbox.become(socket.socket(fileno=control), settings)
-    kernel.setns(home, kernel.NEWPID)
-    os.close(control)
-    return child
+        if word == "park":
+            if there is not None:
+                # Dead already, or wanted dead: one sandbox at a time.
+                there.end()
+            if network is not None:
+                network.clean()
+            there = tenant.Tenant(fds[0], settings, early=fields["early"])
+        elif there is not None:
+            # What can be made before a request, and then what that brings.
+            (there.build if word == "build" else there.finish)(fields, fds)
+            for fd in fds:
+                os.close(fd)
 
 
 class _Network:
     """The network namespace that the sandboxes of a slot have one after the other."""
 
     def __init__(self) -> None:
+        self._files: dict[str, int] = {}
         self._fresh()
-
-    def close(self) -> None:
-        """Let go of it, in a fork."""
-        self._socket.close()
 
     def clean(self) -> None:
         """Replace it unless it is as it was: a connection that lingers (TIME_WAIT) would be seen, and keeps its port."""
@@ -321,31 +350,26 @@ class _Network:
         # Kept open: the kernel would go on counting it for a while after its end.
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         kernel.loopback_up(self._socket)
+        for fd in self._files.values():
+            os.close(fd)
+        # Counters go on counting, and a flow label stays for a minute: each could tell something. Some a kernel without IPv6
+        # has not.
+        names = ("sockstat", "sockstat6", "dev", "snmp", "snmp6", "ip6_flowlabel")
+        places = {name: f"/proc/self/net/{name}" for name in names}
+        there = {name: place for name, place in places.items() if os.path.exists(place)}
+        self._files = {name: os.open(place, os.O_RDONLY | os.O_CLOEXEC) for name, place in there.items()}
         self._quiet = self._counts()
 
     def _counts(self) -> list[bytes]:
-        found = []
-        for name in ("dev", "snmp", "snmp6", "ip6_flowlabel"):
-            # Counters go on counting, and a flow label stays for a minute: both could tell something.
-            found.append(self._read(name))
-        for name in ("sockstat", "sockstat6"):
-            lines = self._read(name).splitlines()
-            for line in lines:
-                words = line.split()
-                # `alloc` and `mem` count the whole machine's.
-                pairs = zip(words[1::2], words[2::2], strict=False)
-                found.append(
-                    words[0] + b"".join(b" %s %s" % pair for pair in pairs if pair[0] not in (b"alloc", b"mem"))
-                )
-        return found
+        texts = {name: os.pread(fd, 1 << 16, 0) for name, fd in self._files.items()}
+        return [_without_machine(text) if name.startswith("sockstat") else text for name, text in texts.items()]
 
-    @staticmethod
-    def _read(name: str) -> bytes:
-        try:
-            file = os.open(f"/proc/self/net/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            # A kernel without IPv6.
-            return b""
-        text = os.read(file, 1 << 16)
-        os.close(file)
-        return text
+
+def _without_machine(text: bytes) -> bytes:
+    """Counts of sockets without those of the whole machine, which stand in pairs of a name and a number."""
+    found = []
+    for line in text.splitlines():
+        words = line.split()
+        pairs = zip(words[1::2], words[2::2], strict=False)
+        found.append(words[0] + b"".join(b" %s %s" % pair for pair in pairs if pair[0] not in (b"alloc", b"mem")))
+    return b"\n".join(found)
