@@ -106,7 +106,7 @@ for name in os.listdir("/proc"):
 MEMORY = """
 import re
 answer = "nothing"
-parent = os.getppid()
+parent = os.getppid() or 1
 def search():
     with open(f"/proc/{parent}/maps") as maps, open(f"/proc/{parent}/mem", "rb", buffering=0) as memory:
         breach("opened the grader's memory")
@@ -122,7 +122,7 @@ answer = quietly(search) or answer
 ENVIRON = """
 answer = "nothing"
 def search():
-    for word in open(f"/proc/{os.getppid()}/environ", "rb").read().split(b"\\0"):
+    for word in open(f"/proc/{os.getppid() or 1}/environ", "rb").read().split(b"\\0"):
         if word.startswith(b"EXPECTED="):
             return word[9:].decode()
 answer = quietly(search) or answer

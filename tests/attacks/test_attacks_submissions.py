@@ -67,7 +67,7 @@ for name in os.listdir("/proc"):
         breach("sees the grader")
 """
 ANSWERS = "print('-1')"
-STOPS = "quietly(lambda: os.kill(-1, 19))\n" + "os.kill(os.getppid(), 19)"
+STOPS = "quietly(lambda: os.kill(-1, 19))\n" + "os.kill(os.getppid() or 1, 19)"
 LEAVES = "import time\n" + LEFT_BEHIND["setsid"]
 
 

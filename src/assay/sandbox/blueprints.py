@@ -22,9 +22,9 @@ from assay.sandbox.sources import NOTHING, Laid, Source, Stage
 
 _QUIET = kernel.NOSUID | kernel.NODEV
 _READ_ONLY = _QUIET | kernel.RDONLY
-_OTHERS = 4
-"""Processes under a sandbox's uid that are not its command's: the slot's keeper and server (an ordinary user's), its init,
-and one to spare."""
+_OTHERS = 3
+"""Processes under an ordinary user's uid that are not a command's: the slot's keeper and server, and the sandbox's init. Root's
+have the server's uid."""
 _NAMES = {"ro-bind": "bind", "tmp-overlay": "overlay", "ro-overlay": "layers"}
 """What the launcher calls a step: whether it can be written is its source's own matter."""
 
@@ -124,5 +124,5 @@ def _rlimits(limits: Limits, tenant: Tenant) -> dict[str, int]:
     # Beside a group it would only hide the evidence. It counts what has the uid: root's sandboxes' own, or an ordinary
     # user's in one user namespace, where the kernel counts by that.
     if limits.processes is not None and not counted and (tenant.uid is not None or counts_by_namespace()):
-        found["nproc"] = limits.processes + _OTHERS
+        found["nproc"] = limits.processes + (_OTHERS if tenant.uid is None else 0)
     return found

@@ -184,13 +184,15 @@ class SlotRun:
     async def prove_dead(self, patience: Insistence, timeout_s: float) -> bool:
         """See `Launched.prove_dead`."""
         fork = self._fork
-        if fork is None:
+        if fork is None or not fork.made:
             return True
         if fork.command >= 0 and not fork.has_said("ended"):
             # A large one takes a while to die, and its server hears of it then.
             await patience.until_readable(fork.command, timeout_s)
         deadline = time.monotonic() + _ANSWERS_S
         while not fork.has_said("ended"):
+            # Its pid 1 may have been in the making when it was to be killed.
+            self.kill()
             if not await patience.until_readable(fork.control.fileno(), deadline - time.monotonic()):
                 return await self._end_server(patience)
             if not fork.listen():

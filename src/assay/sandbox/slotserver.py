@@ -44,6 +44,8 @@ class Fork:
         """… the command's, …"""
         self.mounts = -1
         """… and the sandbox's mount namespace, whose mounts stay for as long as somebody has this."""
+        self.made = False
+        """Whether its server was asked to make the processes; before that it has none, and nothing will be said of any."""
 
     def listen(self) -> bool:
         """Wait for the next word; False when none will come. Raises `OSError` when there is no room for its descriptors."""
@@ -207,9 +209,12 @@ class SlotServer:
             ours.close()
             raise
         self.fork = Fork(ours)
+        self.fork.made = early
 
     def tell(self, word: str, fields: dict[str, Any], fds: Sequence[int]) -> None:
         """Tell it something. Says nothing when it is gone. Raises `OSError`."""
+        if word == "build" and self.fork is not None:
+            self.fork.made = True
         with contextlib.suppress(wire.Gone):
             wire.send(self.sock, word, fields, fds)
 

@@ -1,4 +1,4 @@
-"""Pid 1 of the launcher's sandbox: signals, alarms and orphans behave as programs expect, and it tells how a command ended."""
+"""A command beside pid 1 of its sandbox: signals, alarms and orphans behave as programs expect, and how it ended is told."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
-from assay.sandbox import MIB, Ended, Limits
+from assay.sandbox import MIB, Ended, Limits, SandboxSpec
+from assay.sandbox.namespaces import get_ready
+from warm import PYTHON, is_warm
 
 Make = Callable[..., Awaitable[Any]]
+BOTH_FORMS = pytest.mark.usefixtures("form")
 
 
 async def python(sandbox: Any, source: str) -> Any:
@@ -45,11 +48,31 @@ async def test_codes_past_128_are_codes(launched: Make) -> None:
         assert (result.how, result.code, result.signal) == (Ended.EXITED, code, None)
 
 
+@pytest.mark.parametrize("interpreter", [None, PYTHON])
+async def test_a_command_has_a_parent_that_is_not_in_there(form: str, launched: Make, interpreter: str | None) -> None:
+    await get_ready(SandboxSpec(interpreter=interpreter))
+    sandbox = await launched(interpreter=interpreter)
+    assert is_warm(sandbox) is (interpreter is not None)
+    source = """
+import os
+first = {line.partition(":")[0]: line.split() for line in open("/proc/1/status")}
+print(os.getpid(), os.getppid(), first["Name"][1], first["PPid"][1], first["NoNewPrivs"][1], os.path.exists("/proc/1/exe"))
+print(open("/proc/1/cmdline").read().strip("\\0"))
+"""
+    for _ in range(3):
+        result = await sandbox.exec([PYTHON, "-I", "-c", source], timeout_s=30)
+        assert result.stdout.decode().split("\n")[0] == "2 0 assay-init 0 1 False", result
+    # A program has its own; a fork of the server has the server's.
+    assert result.stdout.decode().split("\n")[1] == {"program": "assay-init", "fork": "assay-slot"}[form]
+
+
+@BOTH_FORMS
 async def test_sigterm_to_oneself_kills_a_child(launched: Make) -> None:
     result = await (await launched()).exec(["sh", "-c", "sh -c 'kill -TERM $$'; echo $?"], timeout_s=30)
     assert result.stdout == b"143\n"
 
 
+@BOTH_FORMS
 async def test_orphans_are_reaped(launched: Make) -> None:
     source = """
 import os, time
@@ -78,6 +101,7 @@ except ChildProcessError:
     assert result.stdout == b"no strangers\n", result
 
 
+@BOTH_FORMS
 async def test_no_signal_ends_or_stops_the_init(launched: Make) -> None:
     source = """
 import os, signal
@@ -93,6 +117,7 @@ raise SystemExit(7)
     assert (result.how, result.code, result.stdout) == (Ended.EXITED, 7, b"alive\n")
 
 
+@BOTH_FORMS
 async def test_the_end_cannot_be_forged(launched: Make) -> None:
     """Whatever a command writes to what it has, its own end is told by its parent alone, which is not in there."""
     source = """
@@ -154,6 +179,7 @@ async def test_any_bytes_and_many_arguments(launched: Make) -> None:
     assert b"too long" in too_long.stderr
 
 
+@BOTH_FORMS
 async def test_when_memory_runs_out_the_command_goes_and_not_its_init(launched: Make) -> None:
     sandbox = await launched(limits=Limits(memory_bytes=64 * MIB))
     if sandbox._parts.group is None or not sandbox._parts.group.limits_memory:
@@ -165,6 +191,7 @@ async def test_when_memory_runs_out_the_command_goes_and_not_its_init(launched: 
     assert (result.how, result.stdout, result.limits_hit) == (Ended.EXITED, b"500\nsurvived\n", ("memory_limit",))
 
 
+@BOTH_FORMS
 async def test_nothing_of_a_command_lives_when_it_has_ended(launched: Make) -> None:
     sandbox = await launched()
     group = sandbox._parts.group

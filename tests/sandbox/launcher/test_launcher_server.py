@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +35,6 @@ OUT = (Writable("/out"),)
 STAY = ["sh", "-c", "(trap '' TERM; setsid sleep 100) & echo > /out/on; sleep 100"]
 
 
-@pytest.fixture
-def own_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlotPool]:
-    """A pool without slots that other tests have used."""
-    pool = SlotPool()
-    monkeypatch.setattr("assay.sandbox.namespaces.POOL", pool)
-    yield pool
-    pool.close_idle()
-
-
 def keeper_of(sandbox: Any) -> int:
     return int(sandbox._maker.slot._server._popen.pid)
 
@@ -54,8 +45,10 @@ def server_of(sandbox: Any) -> int:
 
 
 async def until_on(sandbox: Any) -> None:
+    on = sandbox._parts.room.writables["/out"] / "on"
     async with asyncio.timeout(30):
-        while not (sandbox._parts.room.writables["/out"] / "on").exists():
+        # It is there a moment before its line is.
+        while not on.exists() or not on.stat().st_size:
             await asyncio.sleep(0.002)
 
 
@@ -86,14 +79,15 @@ async def test_a_server_that_dies_while_nothing_runs_is_no_fault(launched: Make)
     assert (await sandbox.exec(["sh", "-c", "exit 3"], timeout_s=30)).code == 3
 
 
-async def test_a_killed_fork_that_waited_is_no_fault(launched: Make) -> None:
+@pytest.mark.parametrize("which", [0, 1], ids=["init", "command"])
+async def test_a_killed_fork_that_waited_is_no_fault(launched: Make, which: int) -> None:
     sandbox = await launched()
     async with asyncio.timeout(30):
-        while not (waiting := children(server_of(sandbox))):
+        while len(waiting := children(server_of(sandbox))) < 2:
             await asyncio.sleep(0.002)
-    os.kill(waiting[0], signal.SIGKILL)
+    os.kill(waiting[which], signal.SIGKILL)
     async with asyncio.timeout(30):
-        while b") Z" not in stat_of(waiting[0]):
+        while b") Z" not in stat_of(waiting[which]):
             await asyncio.sleep(0.002)
     assert (await sandbox.exec(["sh", "-c", "exit 3"], timeout_s=30)).code == 3
 
@@ -169,9 +163,9 @@ async def main():
     await idle.exec(["true"])
     await idle.close()
     on = await sandbox.get("/out") / "on"
-    script = "(trap '' TERM; setsid sleep 100) & sleep 100 & echo > /out/on; wait"
+    script = "(trap '' TERM; sleep 100) & sleep 100 & echo > /out/on; wait"
     running = asyncio.ensure_future(sandbox.exec(["sh", "-c", script]))
-    while not on.exists():
+    while not on.exists() or not idle._maker.slot.waits:
         await asyncio.sleep(0.002)
     below = descendants(os.getpid())[1:]
     forked = os.fork() if sys.argv[1] == "fork" else -1
@@ -191,8 +185,8 @@ def test_nothing_outlives_the_supervisor(end: str) -> None:
     with subprocess.Popen([sys.executable, "-c", _SUPERVISOR, end], stdout=subprocess.PIPE) as supervisor:
         assert supervisor.stdout is not None
         below, forked = json.loads(supervisor.stdout.readline())
-        # Two slots of a keeper and a server each, what waits in one and what runs in the other.
-        assert len(below) >= 4 + 1 + 4
+        # Two slots of a keeper and a server each, the two that wait in one and what runs in the other.
+        assert len(below) >= 4 + 2 + 4
         watched = [fd for pid in below if (fd := _pidfd(pid)) is not None]
         assert watched or end == "exit"
         if end != "exit":

@@ -6,6 +6,7 @@ the new root is built nothing of the host can be named any more, so no link in a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Mapping, Sequence
@@ -40,21 +41,23 @@ def build(
     """
     whole = _is_whole(steps)
     layers = -1
-    if space is not None:
-        # Apart from every other mount, so that the upper layers have a size of their own. Where the sandbox's own /proc will
-        # be: to take it away again would take the kernel longer than all the rest, since it waits for every processor.
-        place = _MADE if whole else _PROC
-        os.mkdir(place, 0o755)
-        kernel.mount("tmpfs", place, _QUIET, f"size={space},mode=700")
-        layers = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    if whole:
-        steps, mounts, made = _with_overlays_made(steps, mounts, owner, layers)
-        _stand_on(mounts[steps[0]["sources"][0]])
-        _make_all(steps[1:], mounts, 0, proc, dev, owner, -1)
-        for fd in made:
-            os.close(fd)
-    else:
-        _make_all(steps, mounts, 0, proc, dev, owner, layers)
+    # The server makes one root after the other: what a root that cannot be made left open would stay for good.
+    with contextlib.ExitStack() as failed, contextlib.ExitStack() as done:
+        if space is not None:
+            # Apart from every other mount, so that the upper layers have a size of their own. Where the sandbox's own /proc
+            # will be: to take it away again would take the kernel longer than all the rest, since it waits for every processor.
+            place = _MADE if whole else _PROC
+            os.mkdir(place, 0o755)
+            kernel.mount("tmpfs", place, _QUIET, f"size={space},mode=700")
+            layers = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            failed.callback(os.close, layers)
+        if whole:
+            steps, mounts = _with_overlays_made(steps, mounts, owner, layers, done)
+            _stand_on(mounts[steps[0]["sources"][0]])
+            _make_all(steps[1:], mounts, 0, proc, dev, owner, -1)
+        else:
+            _make_all(steps, mounts, 0, proc, dev, owner, layers)
+        failed.pop_all()
     return layers
 
 
@@ -111,13 +114,13 @@ def lay(steps: Sequence[Mapping[str, Any]], mounts: Sequence[int], owner: int) -
 
 
 def _with_overlays_made(
-    steps: Sequence[Mapping[str, Any]], mounts: Sequence[int], owner: int, layers: int
-) -> tuple[list[Mapping[str, Any]], list[int], list[int]]:
+    steps: Sequence[Mapping[str, Any]], mounts: Sequence[int], owner: int, layers: int, done: contextlib.ExitStack
+) -> tuple[list[Mapping[str, Any]], list[int]]:
     """The steps with every overlay made already, as a mount to place: where the root is another's, no layers can be kept.
 
-    With them all mounts, and those that are new.
+    With them all mounts; those that are new are closed with `done`.
     """
-    made: list[int] = []
+    every = list(mounts)
     found: list[Mapping[str, Any]] = []
     for number, step in enumerate(steps):
         if step["what"] not in ("overlay", "layers"):
@@ -125,9 +128,10 @@ def _with_overlays_made(
             continue
         sources = [mounts[index] for index in step["sources"]]
         _overlay(_MADE, sources, number, owner, layers, writable=step["what"] == "overlay")
-        found.append({**step, "what": "bind", "sources": [len(mounts) + len(made)]})
-        made.append(kernel.clone_mount(_MADE))
-    return found, [*mounts, *made], made
+        found.append({**step, "what": "bind", "sources": [len(every)]})
+        every.append(kernel.clone_mount(_MADE))
+        done.callback(os.close, every[-1])
+    return found, every
 
 
 def _stand_on(base: int) -> None:

@@ -240,5 +240,9 @@ def own_mount(source: Mapping[str, Any]) -> int:
     """A mount of a host path, for an ordinary user, whose supervisor may make none."""
     # Recursive: the kernel lets no user namespace look below the host's mounts.
     fd = kernel.clone_mount(f"/host{source['path']}")
-    kernel.set_mount(fd, source["attributes"], recursive=True)
+    try:
+        kernel.set_mount(fd, source["attributes"], recursive=True)
+    except OSError:
+        os.close(fd)
+        raise
     return fd
