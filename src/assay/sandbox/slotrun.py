@@ -177,9 +177,8 @@ class SlotRun:
 
     def kill(self) -> None:
         """See `Launched.kill`. How a command ended that has ended stays to be seen."""
-        if self._fork is not None and not self._fork.has_said("ended") and self._fork.init >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._fork.init, signal.SIGKILL)
+        if self._fork is not None and not self._fork.has_said("ended"):
+            self._fork.kill()
 
     async def prove_dead(self, patience: Insistence, timeout_s: float) -> bool:
         """See `Launched.prove_dead`."""
@@ -192,7 +191,7 @@ class SlotRun:
         deadline = time.monotonic() + _ANSWERS_S
         while not fork.has_said("ended"):
             # Its pid 1 may have been in the making when it was to be killed.
-            self.kill()
+            fork.kill()
             if not await patience.until_readable(fork.control.fileno(), deadline - time.monotonic()):
                 return await self._end_server(patience)
             if not fork.listen():

@@ -66,6 +66,12 @@ class Fork:
                 return False
         return True
 
+    def kill(self) -> None:
+        """Kill pid 1, as far as it is known by what was heard, and with it everything in there."""
+        if self.init >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.init, signal.SIGKILL)
+
     def close(self) -> None:
         """Close all but the mounts, which are the caller's then. Once."""
         self.control.close()

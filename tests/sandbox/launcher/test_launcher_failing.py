@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from assay.sandbox import BaseUse, Ended, Overlay, ReadOnly, SandboxSpec
+from assay.sandbox import BaseUse, Ended, Overlay, ReadOnly, SandboxSpec, slotrun
 from assay.sandbox.namespaces import get_ready
 from assay.sandbox.procfs import children
+from assay.sandbox.slotrun import SlotRun
 from assay.sandbox.slots import Slot
 from warm import PYTHON
 
@@ -73,21 +75,20 @@ async def namespaces_of(server: int) -> dict[str, str]:
             await asyncio.sleep(0.002)
 
 
-@pytest.mark.parametrize("kind", ["host", "base", "written base"])
+@pytest.mark.parametrize("kind", ["host", "host's folder", "base", "written base"])
 async def test_a_mount_that_is_gone_costs_no_server(
     launched: Make, tmp_path: Path, small_base: Path, kind: str
 ) -> None:
-    """It is found before the server is told of it, which then says nothing of the fork: nobody is to wait for that."""
+    """It is found before the server is told of it, or of the rest: of a fork that has no process nobody waits for the end."""
     for name in ("early", "late"):
         (tmp_path / name).mkdir()
-    spec: dict[str, Any] = {} if kind == "host" else {"base": small_base}
+    spec: dict[str, Any] = {"base": small_base} if "base" in kind else {}
+    given = "/etc/given" if kind == "host's folder" else "/given"
     if kind == "written base":
         spec["base_use"] = BaseUse.WRITTEN
-    sandbox = await launched(
-        mounts=(Overlay(tmp_path / "early", "/app"), ReadOnly(tmp_path / "late", "/given")), **spec
-    )
+    sandbox = await launched(mounts=(Overlay(tmp_path / "early", "/app"), ReadOnly(tmp_path / "late", given)), **spec)
     slot = sandbox._maker.slot
-    script = ["sh", "-c", "ls /given && exit 3"]
+    script = ["sh", "-c", f"ls {given} && exit 3"]
     assert (await sandbox.exec(script, timeout_s=30)).code == 3
     server = server_of(slot)
     for gone in ("late", "early"):
@@ -102,3 +103,37 @@ async def test_a_mount_that_is_gone_costs_no_server(
         (tmp_path / "gone").rename(tmp_path / gone)
         assert (await sandbox.exec(script, timeout_s=30)).code == 3
     assert server_of(slot) == server
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: an ordinary user's server makes all mounts itself")
+@pytest.mark.parametrize("goes_on", [True, False])
+async def test_a_fork_in_the_making_is_proven_dead(
+    launched: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, goes_on: bool
+) -> None:
+    """One that is not to be any more before it is known: killed when it is, and with its server where that says nothing."""
+    monkeypatch.setattr(slotrun, "_ANSWERS_S", 30.0 if goes_on else 0.3)
+    sandbox = await launched(mounts=(ReadOnly(tmp_path, "/given"),))
+    assert (await sandbox.exec(["true"], timeout_s=30)).code == 0
+    slot = sandbox._maker.slot
+    server = server_of(slot)
+    home = await namespaces_of(server)
+    os.kill(server, signal.SIGSTOP)
+    prove_dead = SlotRun.prove_dead
+
+    async def proven(self: SlotRun, *arguments: Any) -> bool:
+        assert self._fork is not None
+        assert (self._fork.made, self._fork.init) == (True, -1)
+        if goes_on:
+            os.kill(server, signal.SIGCONT)
+        return await prove_dead(self, *arguments)
+
+    with monkeypatch.context() as context:
+        context.setattr(SlotRun, "prove_dead", proven)
+        gone = tmp_path.rename(tmp_path.parent / "gone")
+        result = await sandbox.exec(["true"], timeout_s=30)
+        gone.rename(tmp_path)
+    assert result.how is Ended.FAULT
+    assert f"{tmp_path}: No such file" in str(result.fault)
+    assert (await sandbox.exec(["sh", "-c", "exit 3"], timeout_s=30)).code == 3
+    assert (server_of(slot) == server) is goes_on
+    assert not goes_on or await namespaces_of(server) == home
