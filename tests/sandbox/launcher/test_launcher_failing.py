@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
@@ -67,11 +68,14 @@ def server_of(slot: Any) -> int:
 
 async def namespaces_of(server: int) -> dict[str, str]:
     """Those of a slot server between two sandboxes, when what it forks is in its own pid namespace, the last it comes back to."""
+    place = Path(f"/proc/{server}/ns")
     async with asyncio.timeout(30):
         while True:
-            found = {place.name: os.readlink(place) for place in Path(f"/proc/{server}/ns").iterdir()}
-            if found["pid_for_children"] == found["pid"]:
-                return found
+            # A pid namespace without a process has no name.
+            with contextlib.suppress(FileNotFoundError):
+                found = {path.name: os.readlink(path) for path in place.iterdir()}
+                if found["pid_for_children"] == found["pid"]:
+                    return found
             await asyncio.sleep(0.002)
 
 
