@@ -1,4 +1,4 @@
-"""What a slot makes ready before anybody asks: room on the host, and in its fork all of a root but what a request brings.
+"""What a slot makes ready before anybody asks: room on the host, all of a root but what a request brings, a fork in it.
 
 Verifications of one kind need sandboxes of one shape: the same places, other sources. A bay is good for one sandbox.
 """

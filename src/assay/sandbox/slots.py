@@ -164,7 +164,7 @@ class Slot:
             raise local_failure(error, "ask a slot server for a fork") from error
 
     def ask(self) -> None:
-        """Have the server reap what it forked and fork anew, ahead of need. Says nothing when it cannot be asked.
+        """Have the server end what it forked and get ready for another, ahead of need. Says nothing when it cannot be asked.
 
         It is gone then, or this process has no descriptor left; whoever needs the fork starts the server anew.
         """

@@ -118,6 +118,24 @@ raise SystemExit(7)
 
 
 @BOTH_FORMS
+async def test_a_first_thread_that_ends_is_not_the_end(launched: Make) -> None:
+    """A process whose first thread is gone looks dead to whoever asks for that one alone, and goes on."""
+
+    source = """
+import ctypes, os, threading, time
+def later():
+    time.sleep(0.3)
+    open("/out/late", "w").close()
+    os._exit(5)
+threading.Thread(target=later).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+    sandbox = await launched(mounts=(Writable("/out"),))
+    result = await python(sandbox, source)
+    assert (result.how, result.code) == (Ended.EXITED, 5)
+    assert (await sandbox.get("/out") / "late").exists()
+
+
 async def test_the_end_cannot_be_forged(launched: Make) -> None:
     """Whatever a command writes to what it has, its own end is told by its parent alone, which is not in there."""
     source = """
@@ -155,7 +173,6 @@ async def test_a_script_without_a_first_line_is_a_shells(launched: Make) -> None
     script = "printf 'echo ran $1' > /tmp/s; chmod +x /tmp/s; cp /tmp/s /dev/shm/s"
     source = f"import os, subprocess; subprocess.run(['sh', '-c', {script!r}]); os.execvp('/tmp/s', ['s', 'well'])"
     assert (await python(sandbox, source)).code != 0, "the kernel runs no such script by itself"
-    from assay.sandbox import Writable
 
     other = await launched(mounts=(Writable("/out"),))
     path = await other.get("/out") / "s"

@@ -93,7 +93,12 @@ def test_a_command_waits_for_its_init_and_its_root(
     assert ended == b"", "it ran although it could not give up its rights"
 
 
-_SLOW_INIT = """
+_SLOW_PROGRAM = """
+from launcher import init
+slow = ("b9 00 00 00 40", "mov ecx, 0x40000000"), ("ff c9", "dec ecx"), ("75 fc", "jnz -4")
+init._X86_64 = (*slow, *init._X86_64)
+"""
+_SLOW_FORK = """
 import os, time
 from launcher import init, kernel
 init.lay = lambda *_: None
@@ -108,7 +113,7 @@ root.finish = lambda *arguments: (time.sleep(0.5), usual(*arguments))
 """
 
 
-@pytest.mark.parametrize("slow", [_SLOW_INIT, _SLOW_SERVER], ids=["init", "server"])
+@pytest.mark.parametrize("slow", [_SLOW_PROGRAM, _SLOW_FORK, _SLOW_SERVER], ids=["program", "fork", "server"])
 @pytest.mark.parametrize("own_base", [False, True])
 async def test_no_command_runs_before_both_are_done(
     change_servers: Callable[[str], None], launched: Make, tmp_path: Path, small_base: Path, slow: str, own_base: bool

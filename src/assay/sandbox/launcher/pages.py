@@ -58,43 +58,21 @@ def learn(settings: Settings, interpreter: Mapping[str, Any], sha256: Callable[[
     `sha256` makes a digest, as in `hashlib`.
     """
     home = interpreter["ahead"]["home"]
-    argv = [
-        interpreter["path"],
-        "-I",
-        "-c",
-        interpreter["ahead"]["program"],
-        home,
-        "--verifier",
-        f"{_TESTS}/verifier.py",
-    ]
-    argv += ["--workspace", "/app", "--verdict-fd", str(_SAYS + 1)]
-    there = _writable()
-    try:
-        _lay(home, sha256)
-        with _tried(settings, "fork", _fork_that_waits):
-            # All that is copied by now is copied for the server, or by next to nothing of the fork.
-            of_server = _ranges(_copied(os.getpid(), there))
+    argv = [interpreter["path"], "-I", "-c", interpreter["ahead"]["program"], home]
+    argv += ["--verifier", f"{_TESTS}/verifier.py", "--workspace", "/app", "--verdict-fd", str(_SAYS + 1)]
+    listed = {"files": {"verifier.py": sha256(_VERIFIER.encode()).hexdigest()}}
+    files = {"verifier.py": _VERIFIER, f"{os.path.basename(home)}/manifest.json": json.dumps(listed)}
+
+    def of_command(there: list[tuple[int, int]]) -> list[tuple[int, int]]:
         says, said = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with (
-            says,
-            said,
-            open(os.devnull, "r+b", buffering=0) as null,
-            _tried(settings, "_exit", _hold) as (control, pid),
-        ):
-            fields = {
-                "argv": argv,
-                "env": interpreter["env"],
-                "cwd": "/app",
-                "passed": [_SAYS, _SAYS + 1],
-                "python": True,
-            }
-            wire.send(control, "run", fields, [*[null.fileno()] * 3, said.fileno(), null.fileno()])
+        with says, said, _null() as null, _tried(settings, "_exit", _hold) as (control, pid):
+            fields = _fields(argv, interpreter) | {"passed": [_SAYS, _SAYS + 1]}
+            wire.send(control, "run", fields, [null, null, null, said.fileno(), null])
             if not select.select([says], [], [], _PATIENCE_S)[0]:
                 raise OSError("the sample does not end")
-            of_command = _ranges(_copied(pid, there))
-    except OSError:
-        return settings
-    return settings._replace(command=settings.command._replace(pages=of_command), pages=of_server)
+            return _copied(pid, there)
+
+    return _with_pages(settings, files, of_command)
 
 
 def learn_script(
@@ -103,27 +81,54 @@ def learn_script(
     """`learn`, where commands are scripts. `run` runs one in a fork to its end, that of the interpreter included."""
     sample = settings._replace(command=settings.command._replace(run=run))
     argv = [interpreter["path"], f"{_TESTS}/main.py"]
-    there = _writable()
-    try:
-        _write(f"{_PLACE}/main.py", _SCRIPT)
-        with _tried(sample, "fork", _fork_that_waits):
-            of_server = _ranges(_copied(os.getpid(), there))
+
+    def of_command(there: list[tuple[int, int]]) -> list[tuple[int, int]]:
         says, said = os.pipe()
         with (
             open(says, "rb", buffering=0) as ends,
             open(said, "wb", buffering=0) as output,
-            open(os.devnull, "r+b", buffering=0) as null,
+            _null() as null,
             _tried(sample, "setsid", _hold_at_exit) as (control, pid),
         ):
-            fields = {"argv": argv, "env": interpreter["env"], "cwd": "/app", "passed": [], "python": True}
-            wire.send(control, "run", fields, [null.fileno(), output.fileno(), null.fileno()])
+            wire.send(control, "run", _fields(argv, interpreter), [null, output.fileno(), null])
             output.close()
             while select.select([ends], [], [], _PATIENCE_S)[0] and ends.read(1 << 10):
                 continue
-            of_command = _ranges(_copied(pid, there))
+            return _copied(pid, there)
+
+    return _with_pages(settings, {"main.py": _SCRIPT}, of_command)
+
+
+def _with_pages(
+    settings: Settings,
+    files: Mapping[str, str],
+    of_command: Callable[[list[tuple[int, int]]], list[tuple[int, int]]],
+) -> Settings:
+    """The settings with the pages, of the server and those that `of_command` returns, which runs one of the `files`."""
+    there = _writable()
+    try:
+        for name, text in files.items():
+            path = f"{_PLACE}/{name}"
+            os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+        with _tried(settings, "fork", _fork_that_waits):
+            # All that is copied by now is copied for the server, or by next to nothing of the fork.
+            server = _ranges(_copied(os.getpid(), there))
+        command = _ranges(of_command(there))
     except OSError:
         return settings
-    return settings._replace(command=settings.command._replace(pages=of_command), pages=of_server)
+    return settings._replace(command=settings.command._replace(pages=command), pages=server)
+
+
+@contextlib.contextmanager
+def _null() -> Iterator[int]:
+    with open(os.devnull, "r+b", buffering=0) as null:
+        yield null.fileno()
+
+
+def _fields(argv: list[str], interpreter: Mapping[str, Any]) -> dict[str, Any]:
+    return {"argv": argv, "env": interpreter["env"], "cwd": "/app", "passed": [], "python": True}
 
 
 def _hold_at_exit() -> int:
@@ -189,20 +194,6 @@ def _ranges(pages: list[tuple[int, int]]) -> ctypes.Array[ctypes.c_size_t]:
                 *(word for first, end in found for word in (first, end - first))
             )
         gap = 2 * gap + os.sysconf("SC_PAGE_SIZE")
-
-
-def _lay(home: str, sha256: Callable[[bytes], Any]) -> None:
-    """A task's tests folder with the runner's manifest in it."""
-    folder = f"{_PLACE}/{os.path.basename(home)}"
-    listed = {"files": {"verifier.py": sha256(_VERIFIER.encode()).hexdigest()}}
-    _write(f"{_PLACE}/verifier.py", _VERIFIER)
-    _write(f"{folder}/manifest.json", json.dumps(listed))
-
-
-def _write(path: str, text: str) -> None:
-    os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
 
 
 @contextlib.contextmanager

@@ -62,8 +62,7 @@ def load(ahead: Mapping[str, Any], usual: frozenset[str]) -> None:
     """Import what programs are likely to import. What is not there is left to them.
 
     `ahead`: the program that will be asked for, its `home`, and the files in it `compiled` (in hex, as the runner has them).
-    `usual`: the modules that an interpreter has loaded when it starts. The others that are here are named to the program as
-    `READY_MODULES`, in case that it is to find others of these names.
+    `usual`: the modules that an interpreter has loaded when it starts.
     """
     sys.dont_write_bytecode = True
     for name in _LOADED:
@@ -97,13 +96,8 @@ def run(argv: list[str], env: Mapping[bytes, bytes]) -> NoReturn:
 
     `argv` is an interpreter, `-I`, `-c`, the program and its arguments.
     """
-    gc.enable()
+    be_as_started(env)
     sys.dont_write_bytecode = False
-    _set_environment(env)
-    # As the interpreter has them; the server had none.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_IGN)
     sys.argv = ["-c", *argv[4:]]
     sys.orig_argv = argv
     known = _ahead.main is not None and argv[3] == _ahead.program and argv[4:5] == [_ahead.home]
@@ -114,7 +108,6 @@ def run(argv: list[str], env: Mapping[bytes, bytes]) -> NoReturn:
             del sys.argv[1]
             main.__dict__["run_ahead"](_ahead.modules)
         else:
-            main.__dict__["READY_MODULES"] = _ahead.modules
             exec(compile(argv[3], "<string>", "exec", dont_inherit=True), main.__dict__)  # noqa: S102 - what was asked for
     except BaseException as error:
         _finish(_code_of(error))
@@ -127,19 +120,25 @@ def _new_main() -> ModuleType:
     return main
 
 
-def _set_environment(env: Mapping[bytes, bytes]) -> None:
-    zone = os.environb.get(b"TZ")
-    for name in [name for name in os.environb if name not in env]:
+def be_as_started(env: Mapping[bytes, bytes]) -> None:
+    """Be what an interpreter is that was started with this environment: collection, variables, time zone, signals."""
+    gc.enable()
+    # Taken out and put in again: a program sees their order.
+    for name in list(os.environb):
         del os.environb[name]
     for name, value in env.items():
-        if os.environb.get(name) != value:
-            os.environb[name] = value
+        os.environb[name] = value
     # The copy that was made when the interpreter started, which `os.environ` itself was made from.
     first: dict[bytes, bytes] = sys.modules["posix"].environ
     first.clear()
     first.update(env)
-    if env.get(b"TZ") != zone:
+    # The server had neither.
+    if b"TZ" in env or b"TZDIR" in env:
         time.tzset()
+    # As the interpreter has them; the server had none.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _code_of(error: BaseException) -> int:

@@ -12,19 +12,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import gc
 import io
 import itertools
 import os
-import signal
 import site
 import stat
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from . import command, kernel
+from . import command, kernel, ready
 
 _TRIED = (3, 10), (3, 13)
 """The first and the last version with which programs were compared: what they rely on is the interpreter's own affair."""
@@ -151,13 +148,8 @@ class Program(Exception):
         sys.orig_argv = self._argv
         sys.argv = ["-c", *words[2:]] if words[0] == "-c" else words
         sys.path.insert(0, "" if words[0] == "-c" else os.path.dirname(os.path.realpath(words[0])))
-        gc.enable()
+        ready.be_as_started(self._env)
         sys.dont_write_bytecode = not self._before.writes
-        _set_environment(self._env)
-        # The server has no handlers.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_IGN)
         _open_streams()
         # Without rights it is nobody's but its own any more.
         kernel.be_dumpable()
@@ -203,20 +195,6 @@ def _text(text: str) -> map[Any]:
     function.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
     flags = _Flags(_IGNORE_COOKIE, sys.version_info.minor)
     return map(function, [text.encode()], [ctypes.pointer(flags)])
-
-
-def _set_environment(env: Mapping[bytes, bytes]) -> None:
-    """In this order, which a program sees."""
-    for name in list(os.environb):
-        del os.environb[name]
-    for name, value in env.items():
-        os.environb[name] = value
-    # The copy that was made when the interpreter started, which `os.environ` itself was made from.
-    first: dict[bytes, bytes] = sys.modules["posix"].environ
-    first.clear()
-    first.update(env)
-    if b"TZ" in env or b"TZDIR" in env:
-        time.tzset()
 
 
 def _open_streams() -> None:

@@ -106,21 +106,20 @@ def go_on(state: Mapping[str, Any], before: script.Before) -> script.Program:
         kernel.set_name("assay-slot")
         kernel.die_with_parent()
         interpreter = state["fields"]["interpreter"]
+        run: Callable[[list[str], Mapping[bytes, bytes]], None] = ready.run
+        learn: Callable[[tenant.Settings], tenant.Settings] | None = None
         if interpreter["ahead"] is None:
             script.check()
             sys.dont_write_bytecode = True
-
-            def learn_script(settings: tenant.Settings) -> tenant.Settings:
-                return pages.learn_script(settings, interpreter, functools.partial(script.run_here, before))
-
-            _settle(sock, state["groups"], state["owners"], state["fields"], script.run, learn_script)
-        ready.load(interpreter["ahead"], before.modules)
-        sha256 = ready.sha256()
-
-        def learn(settings: tenant.Settings) -> tenant.Settings:
-            return pages.learn(settings, interpreter, sha256) if sha256 is not None else settings
-
-        _settle(sock, state["groups"], state["owners"], state["fields"], ready.run, learn)
+            run = script.run
+            here = functools.partial(script.run_here, before)
+            learn = functools.partial(pages.learn_script, interpreter=interpreter, run=here)
+        else:
+            ready.load(interpreter["ahead"], before.modules)
+            sha256 = ready.sha256()
+            if sha256 is not None:
+                learn = functools.partial(pages.learn, interpreter=interpreter, sha256=sha256)
+        _settle(sock, state["groups"], state["owners"], state["fields"], run, learn)
     except command.Left as left:
         # Closed, as all others; somebody else's may have its number.
         sock.detach()

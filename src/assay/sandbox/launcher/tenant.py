@@ -119,12 +119,15 @@ class Tenant:
         except BaseException as error:
             # Without its pid 1 nothing can be started, and it was killed: another sandbox does as well then.
             killed = self._init and os.waitid(os.P_PID, self._init, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-            with contextlib.suppress(wire.Gone):
-                if not killed:
-                    wire.send(self._control, "failed", {"why": command.words(error)})
-                self._kill()
-                wire.send(self._control, "ended:0")
+            if not killed:
+                self._say("failed", {"why": command.words(error)})
             self._kill()
+            self._say("ended:0")
+
+    def _say(self, word: str, fields: dict[str, Any] | None = None) -> None:
+        # Whoever has gone wants to hear nothing.
+        with contextlib.suppress(wire.Gone):
+            wire.send(self._control, word, fields)
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
@@ -207,8 +210,7 @@ class Tenant:
         if self._pidfd in dict(poll.poll()):
             _, status = os.waitpid(self._command, 0)
             self._command = 0
-            with contextlib.suppress(wire.Gone):
-                wire.send(self._control, f"ended:{status}")
+            self._say(f"ended:{status}")
             self._kill()
 
     def end(self) -> None:
