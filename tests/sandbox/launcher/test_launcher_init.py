@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from assay.sandbox import MIB, Ended, Limits, SandboxSpec
+from assay.sandbox import MIB, Ended, Limits, SandboxSpec, Writable
 from assay.sandbox.namespaces import get_ready
 from warm import PYTHON, is_warm
 
