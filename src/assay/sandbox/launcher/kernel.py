@@ -133,8 +133,7 @@ def set_mount(where: int | str, attributes: int, *, recursive: bool = False, use
         folder, path, flags = where, b"", flags | _AT_EMPTY_PATH
     else:
         folder, path = _AT_FDCWD, os.fsencode(where)
-    buffer = ctypes.create_string_buffer(values, len(values))
-    _syscall(_MOUNT_SETATTR, folder, path, flags, buffer, len(values), what="set a mount's attributes")
+    _syscall(_MOUNT_SETATTR, folder, path, flags, values, len(values), what="set a mount's attributes")
 
 
 def populate(ranges: ctypes.Array[ctypes.c_size_t]) -> None:
@@ -161,9 +160,8 @@ def close_on_exec_from(first: int) -> None:
     _syscall(_CLOSE_RANGE, first, 0xFFFF_FFFF, close_range_cloexec, what="mark descriptors")
 
 
-def _prctl(option: int, value: int | bytes | ctypes.Array[ctypes.c_char] = 0, more: object = 0) -> None:
-    first = ctypes.c_ulong(value) if isinstance(value, int) else value
-    second = ctypes.c_ulong(more) if isinstance(more, int) else more
+def _prctl(option: int, value: int | bytes = 0, more: int | bytes = 0) -> None:
+    first, second = (ctypes.c_ulong(word) if isinstance(word, int) else word for word in (value, more))
     _checked(_libc.prctl(option, first, second, ctypes.c_ulong(0), ctypes.c_ulong(0)), f"prctl {option}")
 
 
@@ -194,10 +192,9 @@ def forbid_new_privileges() -> None:
 
 def filter_calls(program: bytes) -> None:
     """Put a BPF filter in front of every system call from now on."""
-    code = ctypes.create_string_buffer(program, len(program))
     instruction_bytes = 8
-    header = struct.pack("HxxxxxxP", len(program) // instruction_bytes, ctypes.addressof(code))
-    _prctl(_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.create_string_buffer(header, len(header)))
+    code = ctypes.cast(ctypes.c_char_p(program), ctypes.c_void_p).value
+    _prctl(_SET_SECCOMP, _SECCOMP_MODE_FILTER, struct.pack("HxxxxxxP", len(program) // instruction_bytes, code))
 
 
 def forget_bounding_capabilities() -> None:
@@ -221,10 +218,7 @@ def keep_capabilities() -> None:
     buffer = ctypes.create_string_buffer(24)
     _checked(_libc.capget(ctypes.create_string_buffer(header, len(header)), buffer), "capget")
     low, high = struct.unpack("6I", buffer.raw)[1::3]
-    held = struct.pack("6I", low, low, low, high, high, high)
-    _checked(
-        _libc.capset(ctypes.create_string_buffer(header, len(header)), ctypes.create_string_buffer(held, 24)), "capset"
-    )
+    _checked(_libc.capset(header, struct.pack("6I", low, low, low, high, high, high)), "capset")
     for number in range(64):
         if (low | high << 32) >> number & 1:
             _prctl(_CAP_AMBIENT, _CAP_AMBIENT_RAISE, number)
@@ -232,8 +226,7 @@ def keep_capabilities() -> None:
 
 def drop_capabilities() -> None:
     """Give up every capability: effective, permitted, inheritable."""
-    header = struct.pack("II", _CAPABILITIES_V3, 0)
-    _checked(_libc.capset(ctypes.create_string_buffer(header, len(header)), ctypes.create_string_buffer(24)), "capset")
+    _checked(_libc.capset(struct.pack("II", _CAPABILITIES_V3, 0), bytes(24)), "capset")
 
 
 def loopback_up(any_socket: socket.socket) -> None:
