@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from assay.grading import Captured
@@ -168,6 +168,20 @@ def _uncaptured(setting: _Setting, stack: contextlib.ExitStack) -> Case:
     return _of(setting, setting.workspace, *_BACK_TO_BACK)
 
 
+def _with_submission(
+    counted: int, before: int, *, warm: bool = True
+) -> Callable[[_Setting, contextlib.ExitStack], Case]:
+    def make(setting: _Setting, stack: contextlib.ExitStack) -> Case:
+        own = work.make_work(stack.enter_context(scratch_folder("bench-submission")), work.SUBMISSION_VERIFIER)
+        workspace = work.make_workspace(own.folder / "workspace")
+        (workspace / "main.py").write_text(work.SUBMISSION)
+        answer = work.captured(workspace)
+        setting.loop.run_until_complete(work.warm_up(own, answer))
+        return _of(replace(setting, work=own), answer, counted, before, warm=warm)
+
+    return make
+
+
 def _over_http(setting: _Setting, stack: contextlib.ExitStack) -> Case:
     served = stack.enter_context(Served(setting.work, setting.workspace))
     served.take(work.WARM_UP)
@@ -245,8 +259,10 @@ _MAKERS: dict[str, Callable[[_Setting, contextlib.ExitStack], Case]] = {
     ratios.FILES200: _workspace(200, 1000),
     ratios.MB100: _workspace(10, 10_000_000),
     "grade(), warm, captured in it": _uncaptured,
+    "grade(), warm, a submission run in it": _with_submission(*_BACK_TO_BACK),
     ratios.HTTP: _over_http,
     ratios.COLD: _grade(2, 1, warm=False),
+    "grade(), cold, a submission run in it": _with_submission(2, 1, warm=False),
     "grade(), cold, on bubblewrap": _grade(1, 0, "bubblewrap", warm=False),
     ratios.REWARDKIT: _rewardkit,
     ratios.HARBOR: _harbor,

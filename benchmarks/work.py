@@ -24,6 +24,14 @@ from assay.workspaces import capture, finish_removals
 PYTHON = "/usr/bin/python3"
 """The interpreter of every row: in sandboxes, in bare bubblewrap, of the floor."""
 VERIFIER = "def verify(workspace):\n    return float((workspace / 'answer.txt').read_text() == '42\\n')\n"
+SUBMISSION = "print(sum(map(int, input().split())))\n"
+SUBMISSION_VERIFIER = """\
+from assay.verifiers import run_submission
+def verify(workspace):
+    done = run_submission(["python3", "main.py"], workspace=workspace, stdin="40 2\\n", timeout_s=60)
+    return float(done.stdout == b"42\\n")
+"""
+"""For a workspace with the `SUBMISSION` in it, as `main.py`."""
 WARM_UP = 40
 """Verifications before the first that counts: by then as many slots wait as are used at once."""
 _MIB = 1024 * 1024
