@@ -291,7 +291,15 @@ def lay(folder: Path, files: Files) -> None:
 
 def link_tree(source: Path, into: Path) -> None:
     """A copy of a folder whose files are hard links, without the workdir: only for what nobody writes to."""
-    shutil.copytree(source, into, symlinks=True, copy_function=os.link, ignore=shutil.ignore_patterns(WORKDIR))
+    shutil.copytree(source, into, symlinks=True, copy_function=link_or_copy, ignore=shutil.ignore_patterns(WORKDIR))
+
+
+def link_or_copy(source: str, into: str) -> None:
+    """A hard link; a copy where there can be none: of another's file, or on another filesystem."""
+    try:
+        os.link(source, into)
+    except OSError:
+        shutil.copy2(source, into)
 
 
 def lay_over(root: Path, files: Mapping[str, str | bytes | None]) -> None:
