@@ -19,6 +19,10 @@ class _Warm:
 
     inner: Sandbox
 
+    @property
+    def for_one(self) -> bool:
+        return self.inner.for_one
+
     async def exec(self, argv: Sequence[str], **options: Any) -> ExecResult:
         words = list(argv)
         if words[:3] == ["python3", "-I", "-S"] and words[3:4] == ["-c"]:

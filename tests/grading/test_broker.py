@@ -345,12 +345,13 @@ class _Failing:
         if self.how == "create":
             await sandbox.close()
             raise OSError(28, "No space left on device")
-        return _Lost(sandbox)  # type: ignore[return-value] # the one method that a run calls differs
+        return _Lost(sandbox)  # type: ignore[return-value] # all that a run asks of one
 
 
 class _Lost:
     def __init__(self, sandbox: Sandbox) -> None:
         self.close = sandbox.close
+        self.for_one = sandbox.for_one
 
     async def exec(self, argv: Any, **options: Any) -> ExecResult:
         return ExecResult(Ended.FAULT, fault="the slot's server is gone")

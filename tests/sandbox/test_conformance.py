@@ -70,7 +70,7 @@ async def test_the_fake_conforms_as_far_as_it_can() -> None:
     results = await check_provider(provider, report=lines.append, runs_commands=False)
     outcomes = {r.outcome for r in results}
     assert outcomes == {Outcome.PASSED, Outcome.NOT_APPLICABLE}
-    assert sum(r.outcome is Outcome.PASSED for r in results) == 4
+    assert sum(r.outcome is Outcome.PASSED for r in results) == 5
     assert len(lines) == len(results) == len(check_names())
     assert provider.living == 0
 
@@ -130,7 +130,7 @@ async def test_a_broken_provider_is_a_finding_and_not_an_error() -> None:
     results = await check_provider(FakeProvider(crash), report=lambda line: None)
     failed = {r.name: r.detail for r in results if r.outcome is Outcome.FAILED}
     assert failed["exit_codes"] == "OSError: broken"
-    assert len(failed) == len(results) - 5
+    assert len(failed) == len(results) - 6
 
 
 async def test_an_overlay_that_writes_through_is_found(tmp_path: Path) -> None:

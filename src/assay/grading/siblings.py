@@ -74,6 +74,8 @@ class Siblings:
         self._lanes: list[tuple[int | None, Sandbox]] = []
         self._sessions: dict[str, _Session] = {}
         self._making = asyncio.Lock()
+        self._again = False
+        """Whether there was a run in a lane already."""
         self._small: bool | None = None
 
     async def run(self, ask: RunAsk, argv: list[str], stdin: bytes, files: Path | None, deadline: float) -> Ran:
@@ -111,17 +113,22 @@ class Siblings:
     @contextlib.asynccontextmanager
     async def _lane(self, memory: int | None) -> AsyncIterator[Sandbox]:
         at = next((at for at, (limit, _) in enumerate(self._lanes) if limit == memory), None)
+        again, self._again = self._again, True
         if at is not None:
             _, sandbox = self._lanes.pop(at)
         else:
             # Not disposable: the capture's owner is the grader's sandbox, and the provider works on a copy of its own.
             overlay = Overlay(self._setting.workspace, self._setting.workdir, own=True)
-            sandbox = await self._setting.provider.create(self._spec(overlay, memory))
+            sandbox = await self._setting.provider.create(self._spec(overlay, memory, again=again))
         try:
             yield sandbox
         except BaseException:
             await sandbox.close()
             raise
+        if sandbox.for_one and not again:
+            # Most programs are run once. Who runs two runs more, in one that gets ready for the next meanwhile.
+            await sandbox.close()
+            return
         self._lanes.insert(0, (memory, sandbox))
         if len(self._lanes) > LANES_MAX:
             _, oldest = self._lanes.pop()
@@ -133,7 +140,7 @@ class Siblings:
             if kept is None:
                 if len(self._sessions) >= SESSIONS_MAX:
                     raise Refused("limit", f"a verification may have {SESSIONS_MAX} sessions; use one of them again")
-                kept = self._sessions[name] = _Session(await self._with_folder(memory), memory)
+                kept = self._sessions[name] = _Session(await self._with_folder(memory, again=True), memory)
         if kept.memory_bytes != memory:
             raise Refused("malformed", f"the session {name!r} was begun with another memory_mb: give the same")
         return kept
@@ -145,12 +152,12 @@ class Siblings:
             # The submission may have filled the folder on purpose: no evidence of a fault of the machine's.
             raise Refused("limit", f"the session's folder takes no more files: {failure.reason}") from None
 
-    async def _with_folder(self, memory: int | None) -> Sandbox:
+    async def _with_folder(self, memory: int | None, *, again: bool = False) -> Sandbox:
         setting = self._setting
         if self._small is None:
             self._small = await asyncio.to_thread(is_small, setting.workspace, _IN_MEMORY_MAX)
         folder = Writable(setting.workdir, on_disk=not self._small)
-        sandbox = await setting.provider.create(self._spec(folder, memory))
+        sandbox = await setting.provider.create(self._spec(folder, memory, again=again))
         try:
             await sandbox.put(setting.workspace, setting.workdir)
         except BaseException:
@@ -158,10 +165,12 @@ class Siblings:
             raise
         return sandbox
 
-    def _spec(self, mount: Overlay | Writable, memory: int | None) -> SandboxSpec:
+    def _spec(self, mount: Overlay | Writable, memory: int | None, *, again: bool) -> SandboxSpec:
         setting = self._setting
         limits = replace(setting.limits, memory_bytes=memory)
-        return SandboxSpec(setting.base, (mount,), limits=limits, interpreter=setting.interpreter, scripts=True)
+        return SandboxSpec(
+            setting.base, (mount,), limits=limits, interpreter=setting.interpreter, scripts=True, again=again
+        )
 
     async def _in_folder(
         self, sandbox: Sandbox, ask: RunAsk, argv: list[str], stdin: bytes, files: Path | None, deadline: float

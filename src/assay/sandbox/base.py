@@ -150,6 +150,8 @@ class SandboxSpec:
     may keep one ready and fork it in place of starting it anew; what a command can see of that is the provider's to say."""
     scripts: bool = False
     """Whether they are to be `[interpreter, file, …]` and `[interpreter, "-c", text, …]` instead, by its path or its name."""
+    again: bool = False
+    """Whether a command is to follow another soon: a provider may get ready for the next one as soon as one has ended."""
 
 
 class Ended(StrEnum):
@@ -198,6 +200,11 @@ class ExecResult:
 
 class Sandbox(Protocol):
     """One sandbox. Not for two commands at once. Always `close` it: that frees its uid, cgroup and folders."""
+
+    @property
+    def for_one(self) -> bool:
+        """Whether another like it is had sooner than this one is ready for a second command: it was made ready for one."""
+        ...
 
     async def exec(
         self,

@@ -125,6 +125,17 @@ async def puts_and_gets(provider: Provider) -> str:
 
 
 @_protocol
+async def says_who_is_quicker(provider: Provider) -> str:
+    """A sandbox says whether another is had sooner than it is ready for a second command, told of one or not."""
+    said = []
+    for again in (False, True):
+        async with sandbox_of(provider, SandboxSpec(again=again)) as sandbox:
+            expect(isinstance(sandbox.for_one, bool), f"for_one is {sandbox.for_one!r}")
+            said.append("another" if sandbox.for_one else "the same")
+    return f"{said[0]}, and {said[1]} when told"
+
+
+@_protocol
 async def close_is_idempotent(provider: Provider) -> str:
     """`close` may be repeated; a closed sandbox runs nothing, and its folders go, at the latest a moment later."""
     sandbox = await provider.create(SandboxSpec(mounts=(Writable("/out"),)))

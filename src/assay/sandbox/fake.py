@@ -52,6 +52,8 @@ class FakeProvider:
     """What `capabilities` says."""
     name: str = "fake"
     isolated: bool = True
+    for_one: bool = False
+    """See `Sandbox.for_one`."""
     calls: list[Call] = field(default_factory=list)
     """Every command so far, in order."""
     living: int = 0
@@ -86,6 +88,11 @@ class FakeSandbox:
         self._running: asyncio.Future[ExecResult] | None = None
         self._killed = False
         self._closed = False
+
+    @property
+    def for_one(self) -> bool:
+        """See `Sandbox.for_one`."""
+        return self._provider.for_one
 
     async def exec(
         self,

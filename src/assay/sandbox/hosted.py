@@ -55,6 +55,11 @@ class HostedSandbox:
         self._closed = False
         self._lost = False
 
+    @property
+    def for_one(self) -> bool:
+        """See `Sandbox.for_one`."""
+        return self._parts.for_one
+
     async def exec(
         self,
         argv: Sequence[str],

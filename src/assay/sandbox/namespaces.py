@@ -88,7 +88,7 @@ def _at_once(spec: SandboxSpec) -> HostedSandbox | None:
 
 def _moved_in(slot: Slot, spec: SandboxSpec, shape: Shape) -> HostedSandbox:
     parts, blueprint = move_in(slot, spec, shape, POOL.leave)
-    return HostedSandbox(spec, parts, _Maker(slot, blueprint))
+    return HostedSandbox(spec, parts, _Maker(slot, blueprint, spec.again))
 
 
 def _made(slot: Slot, spec: SandboxSpec) -> HostedSandbox:
@@ -110,7 +110,7 @@ def _made(slot: Slot, spec: SandboxSpec) -> HostedSandbox:
         # While the caller gets its command ready. What cannot be mounted is said when the command comes.
         with contextlib.suppress(SetupFailed, OSError):
             prepare(slot, blueprint)
-    return HostedSandbox(spec, replace(parts, free=_freeing(kept, slot)), _Maker(slot, blueprint))
+    return HostedSandbox(spec, replace(parts, free=_freeing(kept, slot)), _Maker(slot, blueprint, spec.again))
 
 
 def _freeing(parts: contextlib.ExitStack, slot: Slot) -> Callable[[], None]:
@@ -157,6 +157,8 @@ class _Maker:
 
     slot: Slot
     blueprint: Blueprint
+    again: bool
+    """See `SandboxSpec.again`."""
     commands: int = 0
 
     def refusal(self, command: Command) -> str | None:
@@ -167,4 +169,5 @@ class _Maker:
         """See `Maker.start`."""
         self.commands += 1
         # Who ran two commands runs a third; most run one.
-        return SlotRun(self.slot, self.blueprint, command, stdio, ahead=self.commands > 1, meanwhile=POOL.meanwhile)
+        ahead = self.again or self.commands > 1
+        return SlotRun(self.slot, self.blueprint, command, stdio, ahead=ahead, meanwhile=POOL.meanwhile)

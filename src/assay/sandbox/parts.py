@@ -73,6 +73,12 @@ class Parts:
     """Whether `free` does not block."""
 
     @property
+    def for_one(self) -> bool:
+        """See `Sandbox.for_one`: nothing was copied for it, and it leaves at once what others are to have."""
+        shown = (source for at, source in self.sources.items() if at not in self.room.writables)
+        return self.at_once and not any(source.is_relative_to(self.folder) for source in shown)
+
+    @property
     def folder(self) -> Path:
         """Private scratch, passable by all."""
         return self.room.folder
