@@ -68,8 +68,8 @@ class Recording(FakeProvider):
         return await super().create(spec)
 
 
-def ask(memory_bytes: int | None = None, session: str | None = None) -> RunAsk:
-    return RunAsk(0, 0, "/app", 10, {}, memory_bytes, (), (), session)
+def ask(session: str | None = None) -> RunAsk:
+    return RunAsk(0, 0, "/app", 10, {}, None, (), (), session)
 
 
 @pytest.mark.parametrize("for_one", [False, True])
